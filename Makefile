@@ -1,0 +1,51 @@
+# The commands of the project. `make setup` runs by itself before whatever needs it and is skipped when nothing changed.
+PYTHON ?= python3
+VENV ?= .venv
+# Test processes. One by default: memory and time are measured, and neighbours disturb that.
+WORKERS ?= 0
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+TORCH := $(shell grep '^torch==' constraints.txt)
+EXTRAS := torch,hf,plot,dev
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
+
+.PHONY: setup demo test check format bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "make setup: '$(PYTHON)' not found; set PYTHON=python3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make setup: $(PYTHON) is $$($(PYTHON) --version 2>&1), regrad needs 3.11 or newer; set PYTHON=" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "make setup: $(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@echo "installing into $(VENV) (some minutes the first time)"
+	@# torch first and alone: as a dependency of another package the resolver could choose a much larger build
+	@$(PIP) '$(TORCH)'
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/regrad demo
+
+test: setup
+	@$(BIN)/python -m pytest $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS)) $(if $(FAST),-m 'not slow') $(PYTEST_ARGS)
+
+check: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: setup
+	@$(BIN)/python -m regrad.bench
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The experiments that ship: ``python -m regrad.bench``. Results go to ``benchmarks/results``."""

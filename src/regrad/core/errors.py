@@ -1,0 +1,202 @@
+"""Every error that regrad raises, as one tree.
+
+    RegradError
+    ├── UsageError                bad input; the command line ends with exit code 2
+    │   ├── InvalidQuantity       a size or a budget that cannot be read
+    │   ├── InvalidSubject        a SUBJECT, a model, a batch or a loss that cannot be used
+    │   ├── PlanMismatch          a plan (or a trace) of another model
+    │   ├── InvalidPlan           a plan file or a choice that is not well formed
+    │   └── PlannerMismatch       a problem given to a planner that cannot take it
+    ├── Refusal                   the request is well formed and cannot be met; exit code 1
+    │   ├── InfeasibleBudget      no plan fits; carries the least feasible budget and its plan
+    │   ├── IllegalSchedule       a schedule that drops what it still needs
+    │   └── CannotTrace           the step runs neither with fake tensors nor, within its limits, for real
+    └── ReplayError               a segment cannot be replayed as it ran; names segment, bytes and version; exit code 1
+        ├── ViewOutOfRange        a view that leaves its storage, or a program that is not well formed; exit code 2
+        ├── UnwrittenRead         a read of bytes that nobody wrote
+        ├── VersionDropped        an old version that its engine no longer has, or never had
+        ├── UndeclaredWrite       a write to state that was not declared, or that nobody announced
+        ├── UnsupportedGradient   a gradient through what has none: an integer write, bytes taken for another type
+        ├── PlaceFailed           the place of retained bytes is full or cannot be written
+        ├── ContractViolated      a replay that left other bytes or another generator state than the first run
+        └── PresentLost           bytes of the present that could not be written back
+
+A message says what (with numbers), where, why and what to do. The numbers are attributes too. An exception that the
+user's own model raises is never wrapped: it is marked by :func:`mark_as_users` and passed on as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+USAGE_EXIT = 2
+REFUSAL_EXIT = 1
+USER_MODEL_EXIT = 3
+
+
+class RegradError(Exception):
+    """Root of the tree. ``exit_code`` is what the command line ends with."""
+
+    exit_code = REFUSAL_EXIT
+
+
+class UsageError(RegradError):
+    """The input is wrong; nothing was changed."""
+
+    exit_code = USAGE_EXIT
+
+
+class InvalidQuantity(UsageError):
+    """A byte count or a budget that cannot be read."""
+
+    def __init__(self, text: object, why: str) -> None:
+        super().__init__(
+            f"cannot read {text!r} as an amount of memory: {why}. "
+            'Write bytes (8589934592), a unit ("8 GiB", "8GB"), a share of the eager step ("60%") or "min".'
+        )
+        self.text = text
+
+
+class InvalidSubject(UsageError):
+    """A model, batch, loss or SUBJECT that cannot be planned for."""
+
+
+class PlanMismatch(UsageError):
+    """A plan was given to a model that it is not for."""
+
+    def __init__(self, expected: str, found: str, detail: str) -> None:
+        super().__init__(
+            f"this plan is for another model (fingerprint {expected[:12]}, this model has {found[:12]}): {detail}. "
+            "Make a new plan for this model with rt.plan(...)."
+        )
+        self.expected = expected
+        self.found = found
+
+
+class InvalidPlan(UsageError):
+    """A plan that is not well formed: choices that overlap, leave a gap or name an option that is not there."""
+
+
+class PlannerMismatch(UsageError):
+    """A planner was given a problem outside what it says that it can take."""
+
+
+class Refusal(RegradError):
+    """The request cannot be met."""
+
+
+class InfeasibleBudget(Refusal):
+    """No plan fits the budget.
+
+    ``budget_bytes`` is what was asked for, ``least_bytes`` the smallest budget that has a plan, ``plan`` that plan
+    (a :class:`regrad.core.plan.Plan`, or the planner's choices where no model is involved), ``holder`` what holds the
+    floor.
+    """
+
+    def __init__(self, budget_bytes: int, least_bytes: int, plan: Any, holder: str) -> None:
+        from regrad.core.units import format_bytes
+
+        super().__init__(
+            f"no plan fits {format_bytes(budget_bytes)} ({budget_bytes:,} bytes): the least that this step can run in "
+            f"is {format_bytes(least_bytes)} ({least_bytes:,} bytes), {format_bytes(least_bytes - budget_bytes)} more. "
+            f'The floor is {holder}. Ask for budget={least_bytes} or "min", or make the batch or the sequence smaller.'
+        )
+        self.budget_bytes = budget_bytes
+        self.least_bytes = least_bytes
+        self.plan = plan
+        self.holder = holder
+
+
+class IllegalSchedule(Refusal):
+    """A schedule uses a value that is not there at that moment; ``position`` is the index of the action."""
+
+    def __init__(self, position: int, action: object, why: str) -> None:
+        super().__init__(f"action {position}, {action}: {why}")
+        self.position = position
+        self.action = action
+
+
+class CannotTrace(Refusal):
+    """The step could not be recorded; the message says which ways were tried and what stopped each."""
+
+
+class ReplayError(RegradError):
+    """A segment cannot be replayed as it ran. The present is intact unless the error is a :class:`PresentLost`.
+
+    ``segment`` is its name (or its index in decimals), ``where`` the byte range as ``storage[start:stop]`` and
+    ``version`` the write that made the version meant (``v3``); each is ``None`` where the error has no such thing.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        segment: str | int | None = None,
+        where: object = None,
+        version: object = None,
+        hint: str = "",
+    ) -> None:
+        super().__init__(what)
+        self.what, self.hint = what, hint
+        self.segment = None if segment is None else str(segment)
+        self.where = None if where is None else str(where)
+        self.version = None if version is None else str(version)
+
+    def __str__(self) -> str:
+        named = (("segment", self.segment), ("bytes", self.where), ("version", self.version))
+        place = ", ".join(f"{name} {value}" for name, value in named if value is not None)
+        return self.what + (f" ({place})" if place else "") + "." + (f" {self.hint}" if self.hint else "")
+
+
+class ViewOutOfRange(ReplayError):
+    """A view reaches beyond its storage, or overlaps itself where it is written, or names what is not there."""
+
+    exit_code = USAGE_EXIT
+
+
+class UnwrittenRead(ReplayError):
+    """An operation reads bytes that no write made."""
+
+    exit_code = USAGE_EXIT
+
+
+class VersionDropped(ReplayError):
+    """An engine was asked for a version after it gave it up, or for one that it never kept."""
+
+
+class UndeclaredWrite(ReplayError):
+    """A guard saw a write to state outside the specification, or one that no one announced."""
+
+
+class UnsupportedGradient(ReplayError):
+    """A gradient was asked of something that has none. The verdict is UNSUPPORTED."""
+
+
+class PlaceFailed(ReplayError):
+    """The place where retained bytes live took no more. ``errno`` is the operating system's number, 0 if it had none."""
+
+    def __init__(self, what: str, *, errno: int = 0, **where: Any) -> None:
+        super().__init__(what, **where)
+        self.errno = errno
+
+
+class ContractViolated(ReplayError):
+    """A replay did not give what the first run gave. ``violations`` lists all differences found."""
+
+    def __init__(self, what: str, *, violations: tuple[object, ...] = (), **where: Any) -> None:
+        super().__init__(what, **where)
+        self.violations = violations
+
+
+class PresentLost(ReplayError):
+    """Writing the present back failed twice for the same bytes. They are still in the engine's frame."""
+
+
+def mark_as_users(error: BaseException) -> None:
+    """Mark ``error`` as raised by the user's own model or loss, so that the command line ends with exit code 3."""
+    error.__dict__["__regrad_users__"] = True
+
+
+def is_users(error: BaseException) -> bool:
+    """Whether ``error`` came out of the user's own code."""
+    return bool(getattr(error, "__regrad_users__", False))

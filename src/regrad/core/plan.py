@@ -1,0 +1,199 @@
+"""Choices, plans and solutions.
+
+A :class:`Choice` is the planner's language: which option each segment takes, spans nested inside spans. A
+:class:`Plan` is what a user gets: the choices for one model, priced and explained, with the model's fingerprint. It
+goes to JSON and back through :mod:`regrad.core.codec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from regrad.core.chain import KEEP, RECOMPUTE, Chain
+from regrad.core.errors import InvalidPlan
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What happens to segments ``start`` … ``stop - 1``.
+
+    Without ``inner`` it is one segment (``stop == start + 1``) and its option. With ``inner`` it is a span that keeps
+    only its boundary and is run again as a whole; ``inner`` says what that second run keeps and covers the span.
+    """
+
+    start: int
+    stop: int
+    option: str
+    inner: tuple[Choice, ...] = ()
+
+    @property
+    def is_span(self) -> bool:
+        """Whether it is a span with a plan of its own."""
+        return bool(self.inner)
+
+
+Choices = tuple[Choice, ...]
+
+
+def one_level(options: list[str] | tuple[str, ...]) -> Choices:
+    """Choices of one option per segment, nothing nested."""
+    return tuple(Choice(i, i + 1, option) for i, option in enumerate(options))
+
+
+def leaves(choices: Choices) -> Iterator[Choice]:
+    """The choices of single segments, in order, at whatever depth they stand."""
+    for choice in choices:
+        if choice.is_span:
+            yield from leaves(choice.inner)
+        else:
+            yield choice
+
+
+def check_choices(choices: Choices, chain: Chain, *, start: int = 0, stop: int | None = None) -> None:
+    """Raise :class:`InvalidPlan` unless ``choices`` cover ``[start, stop)`` of ``chain`` once, in order, validly."""
+    stop = len(chain) if stop is None else stop
+    at = start
+    for choice in choices:
+        if choice.start != at or choice.stop <= choice.start:
+            raise InvalidPlan(f"the choice for segments {choice.start}..{choice.stop} stands where {at} should begin")
+        if choice.stop > stop:
+            raise InvalidPlan(f"the choice for segments {choice.start}..{choice.stop} goes beyond segment {stop}")
+        if choice.is_span:
+            if choice.option != RECOMPUTE:
+                raise InvalidPlan(f"span {choice.start}..{choice.stop} has option {choice.option!r}, not {RECOMPUTE!r}")
+            for segment in chain.segments[choice.start : choice.stop]:
+                if not segment.can(RECOMPUTE):
+                    why = segment.reason or "it can only be kept"
+                    raise InvalidPlan(f"span {choice.start}..{choice.stop} holds segment {segment.name!r}: {why}")
+            check_choices(choice.inner, chain, start=choice.start, stop=choice.stop)
+        elif choice.stop != choice.start + 1:
+            raise InvalidPlan(f"segments {choice.start}..{choice.stop} stand in one choice with nothing inside")
+        else:
+            chain.segments[choice.start].option(choice.option)
+        at = choice.stop
+    if at != stop:
+        raise InvalidPlan(f"the choices end at segment {at} of {stop}")
+
+
+class Status(str, Enum):
+    """How a planner ended: proved best, a plan without that proof, proved that none fits, or stopped at its limit."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What a planner returns.
+
+    ``plan`` is None only if INFEASIBLE (or LIMIT with nothing found). ``peak_bytes`` and ``added_seconds`` are
+    :mod:`regrad.core.simulate`'s figures for it, ``lower_bound`` seconds below which no plan within the budget can
+    be, and ``least_bytes`` the smallest budget that this planner can meet.
+    """
+
+    status: Status
+    plan: Choices | None
+    lower_bound: float = 0.0
+    peak_bytes: int = 0
+    added_seconds: float = 0.0
+    least_bytes: int = 0
+    planner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMoment:
+    """Where in the step the peak is: ``phase`` (forward, backward, optimizer), module and operation."""
+
+    phase: str
+    module: str
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """What a plan does with one segment, and why; ``module`` and ``call`` say which call of which module it is."""
+
+    name: str
+    option: str
+    retained_bytes: int
+    transient_bytes: int
+    added_seconds: float
+    reason: str = ""
+    engine: str | None = None
+    module: str = ""
+    call: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan for one model, one batch shape and one optimizer, confirmed before it was handed over.
+
+    predicted_peak_bytes  by the method ``predicted_by`` ("trace" or "fake trace"), good to ``band_ratio``
+    eager_peak_bytes      the same figure for the step without a plan
+    added_seconds         over ``eager_seconds``, the time of one eager step
+    choices               the nested choices, in terms of ``segments``
+    notes                 what the user should know: caches turned off, segments left out, what was not confirmed
+    cache_off             the module that is called with use_cache=False while the plan is applied; None if none
+    training              the mode that the model was in; in the other one the plan does nothing
+    """
+
+    fingerprint: str
+    budget_bytes: int
+    predicted_peak_bytes: int
+    predicted_by: str
+    band_ratio: float
+    peak_moment: PeakMoment
+    eager_peak_bytes: int
+    eager_peak_moment: PeakMoment
+    persistent_bytes: int
+    least_bytes: int
+    added_seconds: float
+    eager_seconds: float
+    planner: str
+    device: str
+    gradients: str
+    segments: tuple[SegmentPlan, ...]
+    choices: Choices
+    notes: tuple[str, ...] = ()
+    cache_off: str | None = None
+    training: bool = True
+    planning_seconds: float = 0.0
+    solve_seconds: float = 0.0
+    version: int = FORMAT_VERSION
+
+    @property
+    def step_ratio(self) -> float:
+        """Predicted step time over the eager step's."""
+        return 1 + self.added_seconds / self.eager_seconds if self.eager_seconds > 0 else 1.0
+
+    @property
+    def recomputed(self) -> tuple[SegmentPlan, ...]:
+        """The segments that do more than keep."""
+        return tuple(segment for segment in self.segments if segment.option != KEEP)
+
+    def to_json(self) -> str:
+        """The plan as JSON, to be read by :meth:`from_json`."""
+        from regrad.core.codec import dump
+
+        return dump(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what :meth:`to_json` wrote. Raises :class:`InvalidPlan` for anything else."""
+        from regrad.core.codec import load
+
+        plan = load(cls, text)
+        if plan.version != FORMAT_VERSION:
+            raise InvalidPlan(f"the plan has format version {plan.version}, this regrad reads {FORMAT_VERSION}")
+        return plan
+
+    def __str__(self) -> str:
+        from regrad.core.text import plan_text
+
+        return plan_text(self)

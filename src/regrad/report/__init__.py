@@ -1,0 +1,1 @@
+"""Values in; tables and text out. Nothing here computes a figure."""

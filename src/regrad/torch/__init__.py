@@ -1,0 +1,20 @@
+"""regrad for PyTorch: plan a training step into a memory budget, run it under the plan, measure it."""
+
+from regrad.torch.execute import apply, is_applied, remove
+from regrad.torch.measure import Measurement, measure
+from regrad.torch.plan import plan, plan_profile, profile
+from regrad.torch.profile import Profile
+from regrad.torch.step import Step
+
+__all__ = [
+    "Measurement",
+    "Profile",
+    "Step",
+    "apply",
+    "is_applied",
+    "measure",
+    "plan",
+    "plan_profile",
+    "profile",
+    "remove",
+]

@@ -1,0 +1,218 @@
+"""A profile: what one step costs, in every way that a plan could run it. One profile serves every budget."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from regrad.core.chain import KEEP, Chain, Problem
+from regrad.core.simulate_trace import Levels, Range, TraceArithmetic
+from regrad.core.trace import ACTIVATIONS, BACKWARD, OPTIMIZER, Storage, Trace
+from regrad.torch import execute
+from regrad.torch.chain import Piece, build_chain
+from regrad.torch.clock import Clock
+from regrad.torch.dryrun import Rehearsal
+from regrad.torch.effects import inner_hooks
+from regrad.torch.fingerprint import fingerprint
+from regrad.torch.merge import merge_lifetimes
+from regrad.torch.record import Record
+from regrad.torch.room import available_bytes
+from regrad.torch.step import Step
+from regrad.torch.store import untouched
+from regrad.torch.watch import border_problem, container_children, find_candidates, matches
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass
+class Profile:
+    """What planning needs to know of a step.
+
+    eager       the eager step in its steady state, as the user's model runs it
+    arithmetic  trace arithmetic on the step that plans start from: the eager one, or the one with its cache off
+    ranges_of   for each call that can be recomputed the operations that are run again
+    problem    the chain of segments with their options
+    pieces     for each segment of the chain the module call that it is, and why it can only be kept where that is so
+    cache_off  the module whose cache is turned off under a plan; None if none
+    """
+
+    rehearsal: Rehearsal
+    clock: Clock
+    eager: Record
+    arithmetic: TraceArithmetic
+    ranges_of: dict[tuple[str, int], Range]
+    problem: Problem
+    pieces: tuple[Piece, ...]
+    fingerprint: str
+    training: bool
+    cache_off: str | None = None
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    _levels: dict[tuple[str, ...], Levels] = field(default_factory=dict)
+
+    @property
+    def trace(self) -> Trace:
+        """The eager step in its steady state (step 2 and later), as the user's model runs it."""
+        return self.eager.trace
+
+    @property
+    def chain(self) -> Chain:
+        """The chain of the problem."""
+        return self.problem.chain
+
+    def ranges(self, options: tuple[str, ...]) -> list[Range]:
+        """The ranges of operations that are recomputed when each segment takes the option named."""
+        chosen = zip(self.pieces, options, strict=True)
+        return [self.ranges_of[piece.module, piece.call] for piece, option in chosen if piece.module and option != KEEP]
+
+    def levels(self, options: tuple[str, ...]) -> Levels:
+        """The levels of a step in which each segment takes the option named, by trace arithmetic."""
+        if options not in self._levels:
+            self._levels[options] = self.arithmetic.levels(self.ranges(options))
+        return self._levels[options]
+
+    def dry_run(self, options: tuple[str, ...]) -> Trace:
+        """The record of a step on copies without bytes in which each segment takes the option named."""
+        chosen = [(p.module, p.call, o != KEEP) for p, o in zip(self.pieces, options, strict=True)]
+        flags = execute.call_flags(chosen)
+        record = self.rehearsal.record(
+            lambda model: execute.install_plan(model, flags, training=self.training, cache_off=self.cache_off)
+        )
+        self.clock.read(record)
+        _hold_generators(record.trace, {(module, call) for module, call, again in chosen if again})
+        return record.trace
+
+
+def _hold_generators(trace: Trace, calls: set[tuple[str, int]]) -> None:
+    """Add the generator state that each recomputed call holds until its backward ends; no dispatcher sees it made."""
+    state_bytes = torch.get_rng_state().nbytes
+    ends: dict[int, int] = {}
+    backward = range(trace.phase_starts[BACKWARD], trace.phase_starts[OPTIMIZER])
+    recomputed = [call for call in trace.calls if (call.module, call.count) in calls]
+    for position in backward:
+        sequence = trace.operations[position].sequence
+        for index, call in enumerate(recomputed):
+            if call.first_sequence <= sequence < call.stop_sequence:
+                ends[index] = position + 1
+    for index, call in enumerate(recomputed):
+        trace.storages.append(Storage(state_bytes, ACTIVATIONS, call.start, ends.get(index, backward.stop)))
+
+
+def make_profile(step: Step, *, segments: str | None = None, progress: Progress | None = None) -> Profile:
+    """Profile ``step``: a few fake steps and one run of every distinct operation. The step is left as it was.
+
+    Takes seconds for a model of a dozen blocks; memory for the arguments and results of one operation at a time.
+    ``segments`` is a glob over module names that replaces the search for repeated blocks. Raises what the model raises,
+    and :class:`regrad.core.errors.CannotTrace` where neither a fake nor a real step can be run.
+    """
+    began = time.monotonic()
+    say = progress or (lambda stage, done: None)
+    with untouched(step):
+        say("running a fake step", 0.0)
+        rehearsal = Rehearsal(step)
+        names = container_children(step.model)
+        if segments is not None:
+            names = {name for name, _ in step.model.named_modules() if matches(name, segments)}
+        eager = rehearsal.record(watch=names)
+        clock = Clock(largest_bytes=available_bytes() // 4)
+        clock.read(eager, progress=lambda done: say("timing operations", done))
+        candidates, cache_off, notes = _choose(step, rehearsal, eager, names, segments)
+        say("following lifetimes", 0.0)
+        base = eager
+        if cache_off is not None:
+            base = rehearsal.record(_caching_off(step, cache_off))
+            clock.read(base)
+        bare = rehearsal.record_lifetimes(_caching_off(step, cache_off))
+        merge_lifetimes(base.trace, bare)
+    arithmetic = TraceArithmetic(base.trace)
+    ranges_of = _ranges(base.trace, candidates)
+    chain, pieces = build_chain(arithmetic, candidates, ranges_of)
+    if rehearsal.why_real:
+        notes = (*notes, f"the step was run for real on a copy: fake tensors do not carry it ({rehearsal.why_real})")
+    return Profile(
+        rehearsal, clock, eager, arithmetic, ranges_of, Problem(chain, trace=base.trace), pieces, fingerprint(step.model),
+        step.model.training, cache_off, notes, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _caching_off(step: Step, module: str | None) -> Callable[[nn.Module], None]:
+    """What turns the cache of ``module`` off on a copy of the model; None turns nothing off."""
+    return lambda model: execute.install_plan(model, {}, training=step.model.training, cache_off=module)
+
+
+def _ranges(trace: Trace, candidates: list[tuple[str, int, str]]) -> dict[tuple[str, int], Range]:
+    """For each candidate without a reason against it the range of its operations, and what its replay is given."""
+    state_bytes = torch.get_rng_state().nbytes
+    calls = {(call.module, call.count): call for call in trace.calls}
+    found = {}
+    for module, count, reason in candidates:
+        if not reason:
+            call = calls[module, count]
+            found[module, count] = Range(call.start, call.stop, call.inputs, state_bytes=state_bytes)
+    return found
+
+
+def _choose(
+    step: Step, rehearsal: Rehearsal, eager: Record, names: set[str], segments: str | None
+) -> tuple[list[tuple[str, int, str]], str | None, tuple[str, ...]]:
+    """The candidates with the reasons against them, the module whose cache must be off, and notes for the user."""
+    candidates = _judge(step, eager, segments)
+    if not any("changes its argument" in reason for _, _, reason in candidates):
+        return candidates, None, ()
+    caching = _caching_module(step)
+    if caching is None:
+        return candidates, None, ()
+    try:
+        off = rehearsal.record(_caching_off(step, caching), watch=names)
+    except Exception as error:  # noqa: BLE001 - the loss reads the cache: the user's own code fails without it
+        note = f"the cache of {_shown(caching)} is used by the loss ({type(error).__name__}), so it stays on"
+        return candidates, None, (note,)
+    without = _judge(step, off, segments)
+    if sum(not reason for *_, reason in without) <= sum(not reason for *_, reason in candidates):
+        return candidates, None, ()
+    note = (
+        f"use_cache is False in {_shown(caching)} while the plan is applied: nothing in this step reads the cache again"
+    )
+    return without, caching, (note,)
+
+
+def _shown(module: str) -> str:
+    return module or "the model"
+
+
+def _judge(step: Step, record: Record, segments: str | None) -> list[tuple[str, int, str]]:
+    """Every candidate call with the reason why it cannot be recomputed, "" if it can."""
+    modules = dict(step.model.named_modules())
+    trace = record.trace
+    root_is_called = any(call.module == "" for call in trace.calls)
+    counts: dict[str, int] = {}
+    for call in trace.calls:
+        counts[call.module] = max(counts.get(call.module, 0), call.count + 1)
+    judged = []
+    for candidate in find_candidates(step.model, trace, segments):
+        call = trace.calls[candidate.call]
+        reason = record.effects.get((call.module, call.count), "") or inner_hooks(modules[call.module])
+        if not reason and counts[call.module] > 1 and not root_is_called:
+            reason = "it is called several times in a step, and the model itself is not called, so calls cannot be told apart"
+        reason = reason or border_problem(trace, call, record.names)
+        judged.append((call.module, call.count, reason))
+    return judged
+
+
+def _caching_module(step: Step) -> str | None:
+    """The outermost module whose forward takes ``use_cache`` and whose config turns it on, unless the batch gives one."""
+    batch = step.batch if isinstance(step.batch, Mapping) else {}
+    if batch.get("use_cache") is not None or batch.get("past_key_values") is not None:
+        return None
+    name: str
+    for name, module in step.model.named_modules():
+        config = getattr(module, "config", None)
+        takes = "use_cache" in inspect.signature(module.forward).parameters
+        if takes and getattr(config, "use_cache", False):
+            return name
+    return None
