@@ -90,6 +90,10 @@ class TestKnownPatterns:
         assert measure_peak(lambda: None) == (0, 0)
         assert measure_peak(lambda: None, persistent=block(9)) == (9, 9)
 
+    def test_persistent_may_be_a_single_tensor(self) -> None:
+        measured = rt.measure(lambda: block(5), persistent=block(1_000), steps=1)
+        assert (measured.peak_bytes, measured.baseline_bytes, measured.counted) == (1_005, 1_000, "storages given")
+
     def test_large_blocks(self) -> None:
         assert measure_peak(lambda: block(64 * MIB)).peak_bytes == 64 * MIB
 
@@ -227,6 +231,10 @@ class TestBadInput:
     def test_counts(self, settings: dict[str, int], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             rt.measure(lambda: None, **settings)
+
+    def test_a_device_that_cannot_be_measured(self) -> None:
+        with pytest.raises(UsageError, match="'mps' cannot be measured"):
+            rt.measure(lambda: None, device="mps")
 
     def test_not_a_step(self) -> None:
         with pytest.raises(UsageError, match="is a int"):

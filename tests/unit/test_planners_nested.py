@@ -117,12 +117,26 @@ def test_beyond_its_limits_it_says_so_and_gives_the_best_plan_of_one_level():
         PlannerMismatch, match="this chain of 30 segments takes 4,960 different spans apart, more than 750"
     ):
         small.curve(problem)
-    with pytest.raises(PlannerMismatch, match="501 segments are more than 500"):
-        NESTED.curve(Problem(Chain((segment(),) * 501)))
+    with pytest.raises(PlannerMismatch, match="401 segments are more than 400"):
+        NESTED.curve(Problem(Chain((segment(),) * 401)))
     with pytest.raises(PlannerMismatch, match=r"a unit of .* bytes takes .* cells"):
         Optimal(nested=True, most_work=3 * 10**7).curve(Problem(odd_chain(30, 1, scale=10**6 + 3)))
     # where segments are alike the same limit is far away
     assert small(Problem(Chain((segment(),) * 30)), 200).status is Status.OPTIMAL
+
+
+def test_spans_that_nest_hundreds_deep_are_walked():
+    unit = Segment(
+        "unit",
+        (Option(KEEP, 1, 0, holds_input=True), Option(RECOMPUTE, 1, 0)),
+        boundary_bytes=1,
+        forward_seconds=1.0,
+        tail_seconds=0.0,
+    )
+    problem = Problem(Chain((unit,) * 400))
+    for planner in (NESTED, Portfolio(spans=True)):
+        solution = planner(problem, 2)
+        assert (solution.peak_bytes, solution.added_seconds) == (2, 400 * 399 / 2 - 399)
 
 
 def test_ninety_six_segments_two_options_eight_hundred_levels_within_two_seconds():

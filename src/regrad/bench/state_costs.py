@@ -185,6 +185,18 @@ def check(table: Sequence[Cell]) -> list[str]:
     return found
 
 
+def _lines(table: Sequence[Cell]) -> list[str]:
+    """The table as text: buffers held at the end of the forward, at the peak, and the share of whole snapshots."""
+    found = [
+        f"{'workload':9} {'fraction':>8} {'versions':>8}  {'engine':10} {'retained':>9} {'peak':>9} {'of snapshots':>13}"
+    ]
+    for c in table:
+        held, peak = c.retained_bytes / BUFFER_BYTES, c.peak_bytes / BUFFER_BYTES
+        point = f"{c.workload:9} {c.write_fraction:8g} {c.live_versions:8}"
+        found.append(f"{point}  {c.engine:10} {held:9.3f} {peak:9.3f} {c.snapshot_ratio:13.2%}")
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the table as JSON and say what is wrong with it, if anything."""
     parser = argparse.ArgumentParser(
@@ -208,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "failures": wrong,
     }
     out.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    for line in [f"written to {out}", *(f"FAILED {text}" for text in wrong)]:
+    for line in [*_lines(table), f"written to {out}", *(f"FAILED {text}" for text in wrong)]:
         print(line)  # noqa: T201 - the answer of a command
     return 1 if wrong else 0
 

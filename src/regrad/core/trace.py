@@ -68,6 +68,7 @@ class Operation:
     sequence    autograd's sequence number: of the nodes made from here on (forward), of the node that runs (backward)
     reads, makes, writes   indices of storages: its arguments, what it allocated, what it wrote in place
     workspace_bytes        the most that the kernel held for itself beyond what it made
+    where       file:line of the user's code that called it (forward only)
     """
 
     name: str

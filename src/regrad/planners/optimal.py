@@ -33,7 +33,7 @@ from regrad.planners.curve import Curve, make_curve
 
 # a plan with spans adds up a few thousand times of forwards; floats lose less than this of their sum by that
 TOLERANCE_RATIO = 1e-11
-MOST_SEGMENTS = 500  # spans nest as deep as this at worst, and plans are walked recursively
+MOST_SEGMENTS = 400  # spans nest as deep as this at worst, and plans are walked recursively
 MOST_CELLS = 1 << 25
 STEP_CELLS = 4_000  # what handling a span costs apart from its cells, in updates of cells
 FEASIBLE_SECONDS = 1e200  # a plan of unknown, finite seconds

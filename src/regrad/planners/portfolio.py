@@ -62,10 +62,10 @@ class Portfolio(Planner):
         return [planner(problem, budget) for planner in self.members(problem)]
 
     def _ranked(self, solutions: list[Solution]) -> tuple[Solution, ...]:
-        distinct: dict[Choices, Solution] = {}
+        distinct: dict[object, Solution] = {}
         for solution in solutions:
             if solution.plan is not None:
-                distinct.setdefault(solution.plan, solution)
+                distinct.setdefault(_flat(solution.plan), solution)
         return tuple(sorted(distinct.values(), key=lambda s: (s.added_seconds, s.peak_bytes)))
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
@@ -81,3 +81,13 @@ class Portfolio(Planner):
         bound = min(max(proved, default=least_seconds(problem)), best.added_seconds)
         status = Status.OPTIMAL if best.added_seconds <= bound else Status.FEASIBLE
         return Solution(status, best.plan, bound, best.peak_bytes, best.added_seconds, least, best.planner)
+
+
+def _flat(plan: Choices) -> tuple[tuple[int, int, str], ...]:
+    """A plan without its nesting, which start and stop tell: hundreds of spans in spans are too deep to be hashed."""
+    found, ahead = [], list(reversed(plan))
+    while ahead:
+        choice = ahead.pop()
+        found.append((choice.start, choice.stop, f"span {choice.option}" if choice.is_span else choice.option))
+        ahead += reversed(choice.inner)
+    return tuple(found)

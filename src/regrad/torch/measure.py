@@ -90,15 +90,18 @@ def measure(
 
     ``device`` is the Step's own, else "cpu" unless given. Raises :class:`UsageError` for counts below one step
     (``warmup`` may be 0: then the first step is measured), for something that cannot be called, and if a profiler is
-    running already. An exception of the step passes through. Cost: the profiled steps run up to about a third slower.
+    running already, and for a device that is neither "cpu" nor "cuda". An exception of the step passes through.
+    Not for: memory that kernels take from ``malloc`` by themselves, and allocations of threads that the step starts.
     """
     _check(step, warmup, steps)
     kind = device or (step.device.type if isinstance(step, Step) else "cpu")
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"memory on {kind!r} cannot be measured; on cpu and cuda it can")
     if kind == "cuda":
         return _measure_cuda(step, steps, warmup)
+    given = "nothing before the step" if isinstance(persistent, tuple) and not persistent else "storages given"
     peak = measure_peak(step, warmup=warmup, persistent=persistent)
-    counted = "storages of the step" if isinstance(step, Step) else "storages given" if persistent else ""
-    return _finish(peak, step, steps, counted or "nothing before the step")
+    return _finish(peak, step, steps, "storages of the step" if isinstance(step, Step) else given)
 
 
 def measure_from_start(factory: Callable[[], Step | Runnable], *, steps: int = 3, warmup: int = 1) -> Measurement:
@@ -130,7 +133,8 @@ def measure_pair(first: Step | Runnable, second: Step | Runnable, *, rounds: int
     """Time two steps in turns and give the ratio of the medians, second over first.
 
     Each round runs both, and the one that goes first changes from round to round, so that a slow spell of the machine
-    meets both. Process CPU seconds on CPU; synchronised wall seconds where a Step lives on CUDA.
+    meets both. Process CPU seconds on CPU; synchronised wall seconds where a Step lives on CUDA. Raises
+    :class:`UsageError` for counts below one round, and for a first step that is too short for the clock.
     """
     _check(first, warmup, rounds, name="rounds")
     _check(second, warmup, rounds, name="rounds")
@@ -144,12 +148,16 @@ def measure_pair(first: Step | Runnable, second: Step | Runnable, *, rounds: int
             cpu, wall = _seconds((first, second)[which], cuda=cuda)
             seconds[which].append(wall if cuda else cpu)
     first_seconds, second_seconds = (statistics.median(times) for times in seconds)
+    if first_seconds <= 0:
+        raise UsageError("the first step is too short for the process clock: let each callable do the work many times")
     return Pair(first_seconds, second_seconds, second_seconds / first_seconds, rounds)
 
 
 def _measure_cuda(step: Step | Runnable, steps: int, warmup: int) -> Measurement:
     for _ in range(warmup):
         step()
+    if isinstance(step, Step) and step.gradients == FRESH:
+        step.clear_gradients()
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

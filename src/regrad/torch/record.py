@@ -8,11 +8,15 @@ two gradients out of place while any mode is on, and in place otherwise. :meth:`
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,6 +24,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import regrad
 from regrad.core import trace as tr
 from regrad.core.trace import Call, Operation, Save, Storage, Trace
 
@@ -105,6 +110,20 @@ class Record:
     signatures: list[Signature]
     signature_of: list[int]
     effects: dict[tuple[str, int], str]
+
+
+_LIBRARIES = tuple(str(Path(path).parent) + os.sep for path in (torch.__file__, regrad.__file__ or ""))
+
+
+def source_line() -> str:
+    """``file:line`` of the innermost frame that is neither torch's nor ours; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_LIBRARIES) and not code.co_filename.startswith("<"):
+            return f"{code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 class Recorder(TorchDispatchMode):
@@ -205,7 +224,8 @@ class Recorder(TorchDispatchMode):
         category = {tr.FORWARD: tr.ACTIVATIONS, tr.BACKWARD: tr.TEMPORARIES}.get(self.phase, tr.OPTIMIZER_STATE)
         makes = []
         # The operation must stand in the list before its results are looked at: what dies from here on dies after it.
-        operation = Operation(name, self.phase, self._stack[-1] if self._stack else -1, sequence)
+        where = source_line() if self.phase == tr.FORWARD else ""
+        operation = Operation(name, self.phase, self._stack[-1] if self._stack else -1, sequence, where=where)
         self.operations.append(operation)
         for tensor in tensors_in(result):
             index, new = self._index(tensor, category, at)
