@@ -183,34 +183,6 @@ def test_the_comparison_catches_a_grid_that_rounds_down(span_chain, monkeypatch)
     assert any("peaks at" in difference for difference in found)
 
 
-def test_the_comparison_catches_spans_that_hold_no_spans(span_chain, monkeypatch):
-    true_close = _nested.Nested._close
-
-    def flat(self, leaves, start, stop, best, *rest):
-        if leaves is self.figures.parts[start].first:
-            best[:] = inf
-        return true_close(self, leaves, start, stop, best, *rest)
-
-    monkeypatch.setattr(_nested.Nested, "_close", flat)
-    sample = chains(span_chain, 12, seed=25, lengths=(5,))
-    assert sum(bool(differences(EXACT, lean(chain), rng)) for chain, rng in sample) > 5
-
-
-def lean(chain):
-    """``chain`` with an input of a byte as all that its segments hold: the least then takes spans in spans."""
-    again = [next((o for o in s.options if o.name == RECOMPUTE), s.options[0]) for s in chain.segments]
-    options = [replace(o, retained_bytes=1, transient_bytes=0, forward_bytes=0, holds_input=True) for o in again]
-    parts = zip(chain.segments, options, strict=True)
-    return replace(
-        chain,
-        optimizer_bytes=0,
-        segments=tuple(
-            replace(s, options=(replace(o, name=RECOMPUTE),), boundary_bytes=1, replay_bytes=0, gradient_bytes=0)
-            for s, o in parts
-        ),
-    )
-
-
 def test_the_comparison_catches_a_least_budget_that_knows_no_nesting(span_chain, monkeypatch):
     true_least = _extent.Extent._least
     monkeypatch.setattr(_extent.Extent, "_least", lambda self, start, stop: (true_least(self, start, stop)[0], 1 << 60))

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from regrad.core.plan import one_level
 from regrad.core.schedule import schedule_of
 from regrad.core.simulate import walk
 from regrad.planners import (
+    Binomial,
     EveryK,
     Exhaustive,
     FirstK,
@@ -25,7 +27,8 @@ from regrad.planners import (
 from regrad.planners.exhaustive import all_nested
 
 ONE_LEVEL = (KeepAll(), RecomputeAll(), FirstK(), FirstK(1), EveryK(), EveryK(2), Optimal(), Portfolio())
-ALL = (*ONE_LEVEL, SqrtN(), Uniform(1), Uniform(2), Exhaustive(), Portfolio(spans=True))
+SPANNING = (SqrtN(), Uniform(1), Uniform(2), Uniform(), Binomial(), Binomial(1), Optimal(nested=True))
+ALL = (*ONE_LEVEL, *SPANNING, Exhaustive(), Portfolio(spans=True))
 
 small = st.integers(0, 12)
 
@@ -100,6 +103,11 @@ def test_portfolio_is_never_worse_than_a_baseline_and_larger_budgets_never_slowe
         spanning = Portfolio(spans=True)(problem, budget)
         if best.plan is not None:
             assert spanning.added_seconds <= best.added_seconds
+        for planner in (planner for planner in SPANNING if problem.rule in planner.rules):
+            solution = planner(problem, budget)
+            if solution.plan is not None:
+                assert spanning.added_seconds <= solution.added_seconds <= before.get(planner, inf), planner.label
+                before[planner] = solution.added_seconds
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -1,12 +1,14 @@
 """Revolve's closed forms, its schedules, and the published figures that both it and the nested program must give."""
 
+from math import inf
+
 import pytest
 
 from regrad.core.chain import KEEP, RECOMPUTE, Chain, Option, Problem, Segment
 from regrad.core.errors import PlannerMismatch
 from regrad.core.plan import Status
 from regrad.core.simulate import simulate
-from regrad.planners import Binomial, Optimal, SqrtN, Uniform
+from regrad.planners import Binomial, Optimal, SqrtN, Uniform, _nested
 from regrad.planners.binomial import (
     MOST_SWEEPS,
     advance,
@@ -124,6 +126,21 @@ def test_the_nested_program_finds_revolves_optimum_at_every_peak():
         for peak in range(2, count + 1):
             assert curve.at(peak).added_seconds == extra_forwards(count, peak)
         assert curve.least_bytes == min(count, 2)
+
+
+def test_a_program_whose_spans_never_begin_with_a_span_misses_revolves_optimum(monkeypatch):
+    true_close = _nested.Nested._close
+
+    def faulty(self, leaves, start, stop, best, *rest):
+        if leaves is self.figures.parts[start].first:
+            best[:] = inf
+        return true_close(self, leaves, start, stop, best, *rest)
+
+    monkeypatch.setattr(_nested.Nested, "_close", faulty)
+    curve = Optimal(nested=True).curve(units(64))
+    missed = [peak for peak in range(3, 64) if curve.at(peak).added_seconds != extra_forwards(64, peak)]
+    # with more memory there are optimal schedules that keep the first segment of a span
+    assert missed == [3, 4, 5, 6]
 
 
 def test_eight_equal_spans_peak_at_15_and_one_at_64():

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from regrad.core.trace import BACKWARD, OPTIMIZER, Save, Trace
+from regrad.core.trace import BACKWARD, NO_HOOK, OPTIMIZER, Save, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,9 @@ def _levels(
     return Levels(operations, replayed, during, before, seconds)
 
 
-_Live = Callable[[int, int, int], None]
+Live = Callable[[int, int, int, int], None]
+"""``live(bytes, first, end, storage)``: so many bytes are alive from slot ``first`` on until before slot ``end``, which
+may lie beyond the last. ``first`` is -1 for what was there before the step, ``storage`` -1 for generator state."""
 
 
 @dataclass
@@ -127,18 +129,18 @@ class TraceArithmetic:
             for save in storage.saved_by:
                 self._saves[save.operation].append(save)
         self.made_by: list[list[int]] = [[] for _ in range(self.forward_stop + 1)]
-        self._static: list[tuple[int, int, int]] = []
+        self._static: list[tuple[int, int, int, int]] = []
         self._base = 0
         for index, storage in enumerate(trace.storages):
             if storage.birth < 0:
                 self._base += storage.bytes
                 if storage.death is not None:
-                    self._static.append((storage.bytes, -1, storage.death))
+                    self._static.append((storage.bytes, -1, storage.death, index))
             elif storage.birth < self.forward_stop:
                 self.made_by[storage.birth].append(index)
             else:
                 death = len(trace.operations) if storage.death is None else storage.death
-                self._static.append((storage.bytes, storage.birth, death))
+                self._static.append((storage.bytes, storage.birth, death, index))
 
     def _running_nodes(self) -> list[int]:
         """For each backward operation minus the sequence number of the node that runs, so that the list rises."""
@@ -159,36 +161,43 @@ class TraceArithmetic:
 
     # -- one plan ---------------------------------------------------------------------------------------------
 
-    def levels(self, ranges: Iterable[Range] = ()) -> Levels:
-        """The levels of the step with ``ranges`` recomputed; without any, those of the eager step."""
+    def levels(self, ranges: Iterable[Range] = (), watch: Live | None = None) -> Levels:
+        """The levels of the step with ``ranges`` recomputed; without any, those of the eager step.
+
+        ``watch`` is told of every life that is not the whole step: all of them and the persistent bytes are the levels,
+        save for the operations' workspace.
+        """
         nodes = [self._node(one, 0) for one in sorted(ranges, key=lambda one: one.start)]
         operations, replayed, slot = self._lay_out(nodes)
         count = len(operations)
         made, freed = [0] * (count + 1), [0] * (count + 1)
 
-        def live(size: int, first: int, end: int) -> None:
-            made[first] += size
+        def live(size: int, first: int, end: int, storage: int) -> None:
+            if first >= 0:
+                made[first] += size
             freed[min(end, count)] += size
+            if watch is not None:
+                watch(size, first, end, storage)
 
         self._first_lives(nodes, slot, live)
         for node in nodes:
             self._replay_lives(node, slot, live)
-        for size, birth, death in self._static:
-            if birth < 0:
-                freed[slot[death - 1] + 1 if death else 0] += size
-            else:
-                live(size, slot[birth], slot[death - 1] + 1)
+        for size, birth, death, index in self._static:
+            live(size, slot[birth] if birth >= 0 else -1, slot[death - 1] + 1 if death else 0, index)
         workspace = [self.trace.operations[index].workspace_bytes for index in operations]
         for node in _every(nodes):
             for at in node.slot_of.values():
                 workspace[at] += node.range.state_bytes
+                if watch is not None:
+                    watch(node.range.state_bytes, at, at + 1, -1)
         seconds = sum(self.trace.operations[i].seconds for i, again in zip(operations, replayed, strict=True) if again)
         return _levels(self._base, made, freed, workspace, operations, replayed, seconds)
 
     def _node(self, one: Range, depth: int) -> _Node:
         inner = [self._node(child, depth + 1) for child in sorted(one.inner, key=lambda child: child.start)]
         covered = {k for child in inner for k in range(child.range.start, child.range.stop)}
-        saves = [save for k in range(one.start, one.stop) if k not in covered for save in self._saves[k]]
+        own = (save for k in range(one.start, one.stop) if k not in covered for save in self._saves[k])
+        saves = [save for save in own if save.position != NO_HOOK]
         node = _Node(one, depth, saves, inner=inner)
         sequences = [save.node for save in saves] + [save.node for child in _every(inner) for save in child.saves]
         if sequences:
@@ -223,7 +232,7 @@ class TraceArithmetic:
     def _held_until(self, node: _Node, slot: list[int]) -> int:
         return slot[node.end_after] + 1 if node.end_after >= 0 else node.range.stop
 
-    def _first_lives(self, nodes: list[_Node], slot: list[int], live: _Live) -> None:
+    def _first_lives(self, nodes: list[_Node], slot: list[int], live: Live) -> None:
         inside = [False] * (self.forward_stop + 1)
         holders: dict[int, int] = {}
         for node in nodes:
@@ -233,7 +242,7 @@ class TraceArithmetic:
             for index in node.range.holds:
                 holders[index] = max(holders.get(index, 0), end)
             if node.range.state_bytes:
-                live(node.range.state_bytes, node.range.start, end)
+                live(node.range.state_bytes, node.range.start, end, -1)
         for birth in range(self.forward_stop):
             for index in self.made_by[birth]:
                 storage = self.trace.storages[index]
@@ -241,7 +250,7 @@ class TraceArithmetic:
                 for save in storage.saved_by:
                     if not inside[save.operation]:
                         end = max(end, slot[self.last_operation_of(save.node)] + 1)
-                live(storage.bytes, birth, max(end, holders.get(index, 0)))
+                live(storage.bytes, birth, max(end, holders.get(index, 0)), index)
 
     def _dropped(self, index: int, slot: list[int]) -> int:
         """The slot before which nothing but autograd holds a storage any more."""
@@ -251,17 +260,20 @@ class TraceArithmetic:
             return len(self.trace.operations) + (1 << 40)
         return slot[drop - 1] + 1 if drop > 0 else 0
 
-    def _replay_lives(self, node: _Node, slot: list[int], live: _Live) -> None:
+    def _replay_lives(self, node: _Node, slot: list[int], live: Live) -> None:
         inside = [False] * (self.forward_stop + 1)
         holders: dict[int, int] = {}
         for child in node.inner:
-            end = self._held_until(child, slot)
+            if child.end_after >= 0:
+                end = self._held_until(child, slot)
+            else:  # it saves nothing, so what it holds it holds while it runs
+                end = node.slot_of.get(child.range.stop - 1, node.replay_end - 1) + 1
             for k in range(child.range.start, child.range.stop):
                 inside[k] = True
             for index in child.range.holds:
                 holders[index] = max(holders.get(index, 0), end)
             if child.range.state_bytes and child.range.start in node.slot_of:
-                live(child.range.state_bytes, node.slot_of[child.range.start], end)
+                live(child.range.state_bytes, node.slot_of[child.range.start], end, -1)
         for k, first in node.slot_of.items():
             for index in self.made_by[k]:
                 storage = self.trace.storages[index]
@@ -270,7 +282,7 @@ class TraceArithmetic:
                 for save in storage.saved_by:
                     if node.range.start <= save.operation < node.range.stop and not inside[save.operation]:
                         end = max(end, slot[self.last_operation_of(save.node)] + 1)
-                live(storage.bytes, first, max(end, holders.get(index, 0)))
+                live(storage.bytes, first, max(end, holders.get(index, 0)), index)
         for child in node.inner:
             self._replay_lives(child, slot, live)
 

@@ -24,13 +24,17 @@ WEIGHTS, GRADIENTS, OPTIMIZER_STATE, BUFFERS, INPUTS, ACTIVATIONS, TEMPORARIES =
 )
 
 
+NO_HOOK = -1
+
+
 class Save(NamedTuple):
     """A backward node that saved a storage.
 
     operation  the forward operation that the node belongs to
     node       the node's sequence number
     position   operations before this one must have run for the saved tensor to be there: ``operation`` for an argument,
-               ``operation + 1`` for a result
+               ``operation + 1`` for a result; NO_HOOK if the node keeps it without asking a saved-tensor hook, so that
+               no replay can be asked for it
     """
 
     operation: int

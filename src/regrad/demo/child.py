@@ -6,9 +6,7 @@ happened stands in ``report.json`` in the order's folder, the limit in ``limit.j
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import gc
 import json
 import resource
 import sys
@@ -21,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import regrad.torch as rt
 from regrad.demo.board import Board
-from regrad.demo.limits import OUT_OF_MEMORY_EXIT, Order
+from regrad.demo.limits import OUT_OF_MEMORY_EXIT, Order, give_back_memory
 from regrad.demo.subject import Subject
 from regrad.demo.train import Run
 from regrad.torch.ledger import storage_bytes
@@ -70,9 +68,7 @@ def run_fake_step(subject: Subject) -> None:
 
 def limit(target_bytes: int, step: Step, folder: Path) -> None:
     """Set RLIMIT_DATA so that live tensors may come to ``target_bytes``, and write down how it was made up."""
-    gc.collect()
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back_memory()
     before, existing = data_bytes(), storage_bytes(step)
     allowance = target_bytes - existing
     resource.setrlimit(resource.RLIMIT_DATA, (before + allowance, resource.getrlimit(resource.RLIMIT_DATA)[1]))

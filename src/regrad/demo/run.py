@@ -11,12 +11,14 @@ import torch
 import regrad.torch as rt
 from regrad.core.errors import UsageError
 from regrad.core.plan import Plan
+from regrad.core.timeline import Timeline
 from regrad.demo.corpus import Batches
 from regrad.demo.limits import Proof, prove
 from regrad.demo.result import EAGER, EVERY_BLOCK, PLANNED, DemoResult, Limits, Row
 from regrad.demo.subject import Subject
 from regrad.demo.train import Run, compare, counting_forwards, train_in_turns
 from regrad.planners.recompute_all import RecomputeAll
+from regrad.report.timeline import can_draw, write_timeline
 from regrad.torch.measure import measure_peak
 
 Progress = Callable[[str, float], None]
@@ -36,7 +38,7 @@ def run_demo(
     """Fit a language model's training step into ``budget`` and show that nothing but its memory changed.
 
     model        "gpt" (the demo's own) or "gpt2" (transformers'), about 12 million parameters each
-    out          a folder for ``demo.json`` and ``plan.json``; nothing is written without it
+    out          a folder for ``demo.json``, ``plan.json``, ``timeline.json`` and ``timeline.svg`` (with matplotlib only)
     steps        training steps of each of the three runs: eager, every block recomputed, planned
     budget       as in :func:`regrad.torch.plan`
     progress     called as ``progress(stage, share_done)``
@@ -52,7 +54,7 @@ def run_demo(
     say = progress or (lambda stage, done: None)
     subject = subject or Subject(model=model)
     batches = subject.batches()
-    plan, every = _plans(subject, batches, budget, say)
+    plan, every, timeline = _plans(subject, batches, budget, say)
     runs = [Run(name, subject.step(*batches[0])) for name in (EAGER, EVERY_BLOCK, PLANNED)]
     rt.apply(runs[1].step.model, every)
     rt.apply(runs[2].step.model, plan)
@@ -80,16 +82,24 @@ def run_demo(
         seconds=time.monotonic() - began,
     )
     if out is not None:
-        result.write(out)
+        _write(result, timeline, out)
     return result
 
 
-def _plans(subject: Subject, batches: Batches, budget: str, say: Progress) -> tuple[Plan, Plan]:
-    """The plan for ``budget`` and the one that recomputes every block, from one profile."""
+def _plans(subject: Subject, batches: Batches, budget: str, say: Progress) -> tuple[Plan, Plan, Timeline]:
+    """The plan for ``budget``, the one that recomputes every block, and the first one's timeline; from one profile."""
     profile = rt.profile(subject.step(*batches[0]), progress=say)
     plan = rt.plan_profile(profile, budget, progress=say)
     every = rt.plan_profile(profile, plan.eager_peak_bytes, RecomputeAll(), progress=say)
-    return plan, every
+    return plan, every, rt.timeline(profile, plan)
+
+
+def _write(result: DemoResult, timeline: Timeline, out: Path) -> None:
+    """The result and the planned step over time, as a picture too where there is something to draw it with."""
+    result.write(out)
+    title = f"One step of {result.model}, planned for {result.budget}"
+    for name in ("timeline.json", "timeline.svg") if can_draw() else ("timeline.json",):
+        write_timeline(timeline, out / name, title)
 
 
 def _rows(runs: list[Run], predicted: tuple[int, ...], subject: Subject, say: Progress) -> list[Row]:

@@ -66,7 +66,7 @@ class Nested:
         # ``_spans`` by start and ``_rows`` by stop, so that the two terms of a span lie side by side for every m
         self._spans = [[IMPOSSIBLE] * (count + 1) for _ in range(count)]
         self._rows = [[IMPOSSIBLE] * stop + [NOTHING] for stop in range(count + 1)]
-        # base and end of the same rows, as arrays
+        # base and end of the same rows, as arrays: [0] of ``_spans``, [1] of ``_rows``
         self._extents = np.full((2, 2, count + 1, count + 1), NEVER, dtype=np.int64)
         self._later = np.array(figures.later)
         self._needs = [self._need(start) for start in range(count)]
@@ -98,30 +98,30 @@ class Nested:
         count = len(self.figures.parts)
         number, _ = self.figures.classes
         made: list[tuple[Row, Row]] = []
-        best, spare = np.empty(self._top + 1), np.empty(self._top + 1)
+        best = np.empty(self._top + 1)
         for length in range(1, count + 1):
             for start, which in enumerate(number.diagonal(length).tolist()):
                 if which == len(made):
-                    made.append(self._make(start, start + length, best, spare))
+                    made.append(self._make(start, start + length, best))
                 stop = start + length
                 row, span = self._rows[stop][start], self._spans[start][stop] = made[which]
                 self._extents[0, :, start, stop] = span.base, span.end
                 self._extents[1, :, stop, start] = row.base, row.end
 
-    def _make(self, start: int, stop: int, best: Floats, spare: Floats) -> tuple[Row, Row]:
+    def _make(self, start: int, stop: int, best: Floats) -> tuple[Row, Row]:
         """The range's row and its span's, from those of shorter ranges."""
         part, reach = self.figures.parts[start], self.figures.reach[start]
         high = self._high(part.alone, start, stop)
         high_inside = self._high(part.first, start, stop) if reach >= stop else high
         best[: max(high, high_inside) + 1] = inf
-        self._offer_spans(start, stop, best, spare, max(high, high_inside))
+        self._offer_spans(start, stop, best, max(high, high_inside))
         span = IMPOSSIBLE
         if reach >= stop:
             forwards = self.figures.span_seconds(start, stop)
-            span = self._close(part.first, start, stop, best[: high_inside + 1].copy(), spare, forwards)
+            span = self._close(part.first, start, stop, best[: high_inside + 1].copy(), forwards)
             replay = max(p.replay for p in self.figures.parts[start:stop])
-            _offer(best[: high + 1], spare, max(span.base, up(part.boundary + replay, self.unit)), span, 0, 0.0)
-        return self._close(part.alone, start, stop, best[: high + 1].copy(), spare), span
+            _offer(best[: high + 1], max(span.base, up(part.boundary + replay, self.unit)), span, 0, 0.0)
+        return self._close(part.alone, start, stop, best[: high + 1].copy()), span
 
     def _high(self, leaves: tuple[Leaf, ...], start: int, stop: int) -> int:
         """The cell from which on every segment can take its fastest option, or the top if that comes first."""
@@ -135,15 +135,13 @@ class Nested:
         later = self.figures.later
         return up(max(leaf.run, leaf.back + later[start + 1] - later[stop]), self.unit)
 
-    def _close(
-        self, leaves: tuple[Leaf, ...], start: int, stop: int, best: Floats, spare: Floats, seconds: float = 0.0
-    ) -> Row:
+    def _close(self, leaves: tuple[Leaf, ...], start: int, stop: int, best: Floats, seconds: float = 0.0) -> Row:
         """``best``, which has the spans, with the options too and ``seconds`` on top, as a row."""
         after = self._rows[stop][start + 1]
         for leaf in leaves:
             held = up(leaf.held, self.unit)
             low = max(self._low(leaf, start, stop), after.base + held)
-            _offer(best, spare, low, after, held, leaf.seconds)
+            _offer(best, low, after, held, leaf.seconds)
         np.minimum.accumulate(best, out=best)  # more memory is never worse; candidates were entered where they begin
         base = int(np.isfinite(best).argmax())
         if best[base] == inf:
@@ -151,7 +149,7 @@ class Nested:
         found = best[base:] + seconds
         return Row(base, len(best) - 1, found, float(found[-1]))
 
-    def _offer_spans(self, start: int, stop: int, best: Floats, spare: Floats, high: int) -> None:
+    def _offer_spans(self, start: int, stop: int, best: Floats, high: int) -> None:
         """Every span that begins the range and ends before it does, with the row that follows."""
         last = min(stop - 1, self.figures.reach[start])
         inner, then = self._extents[0, :, start, start + 1 : last + 1], self._extents[1, :, stop, start + 1 : last + 1]
@@ -162,37 +160,35 @@ class Nested:
         at = np.maximum(np.maximum(low, low_then), self._needs[start][: last - start])
         near, far = np.minimum(np.minimum(end, end_then), high), np.minimum(np.maximum(end, end_then), high)
         useful = np.flatnonzero(at <= high)
-        spans, rows, add, minimum = self._spans[start], self._rows[stop], np.add, np.minimum
+        # the loop is most of what solving takes: plain numbers, and two numpy steps for each stretch of cells
         columns = (start + 1 + useful, at[useful], near[useful] + 1, far[useful] + 1, low[useful], low_then[useful])
-        for middle, first, both, one, zero, zero_then in zip(*(c.tolist() for c in columns), strict=True):
-            span, row = spans[middle].seconds, rows[middle].seconds
-            if first < both:  # both change from cell to cell
-                part = best[first:both]
-                minimum(
-                    part, add(span[first - zero : both - zero], row[first - zero_then : both - zero_then]), out=part
-                )
-                first = both
-            elif first >= one:  # neither does, and ``_close`` carries the value on
-                best[first] = min(best[first], spans[middle].last + rows[middle].last)
+        spans, rows, minimum = self._spans[start], self._rows[stop], np.minimum
+        for middle, cell, until_near, until_far, zero, zero_then in zip(*(c.tolist() for c in columns), strict=True):
+            span, row = spans[middle], rows[middle]
+            if cell < until_near:  # both change from cell to cell
+                part, inside = best[cell:until_near], span.seconds[cell - zero : until_near - zero]
+                minimum(part, inside + row.seconds[cell - zero_then : until_near - zero_then], out=part)
+                cell = until_near
+            elif cell >= until_far:  # neither does, and ``_close`` carries the value on
+                best[cell] = min(best[cell], span.last + row.last)
                 continue
-            if first < one:  # one of them still does
-                part = best[first:one]
-                if len(span) + zero > both:
-                    minimum(part, add(span[first - zero : one - zero], rows[middle].last), out=part)
+            if cell < until_far:  # one of them still does
+                part = best[cell:until_far]
+                if len(span.seconds) + zero > until_near:
+                    minimum(part, span.seconds[cell - zero : until_far - zero] + row.last, out=part)
                 else:
-                    minimum(part, add(row[first - zero_then : one - zero_then], spans[middle].last), out=part)
+                    minimum(part, row.seconds[cell - zero_then : until_far - zero_then] + span.last, out=part)
 
 
-def _offer(best: Floats, spare: Floats, at: int, row: Row, shift: int, seconds: float) -> None:
+def _offer(best: Floats, at: int, row: Row, shift: int, seconds: float) -> None:
     """``seconds`` and those of ``row`` in ``shift`` cells less, from the cell ``at`` on, where they are better."""
     if at >= len(best):
         return
     low = row.base + shift
     stop = min(row.end + shift + 1, len(best))
     if at < stop:
-        view, part = spare[: stop - at], best[at:stop]
-        np.add(row.seconds[at - low : stop - low], seconds, out=view)
-        np.minimum(part, view, out=part)
+        part = best[at:stop]
+        np.minimum(part, row.seconds[at - low : stop - low] + seconds, out=part)
     else:
         best[at] = min(best[at], row.last + seconds)
 

@@ -7,8 +7,9 @@ neural networks with limited memory"), here with the timeline's own constraint a
 One level: a recursion over suffixes (``_items.py``). Memory is exact bytes in Pareto staircases as long as those stay
 small (``_staircase.py``), beyond that a grid, rounded upward, whose loss is stated (``_grid.py``). Nested: a recursion
 over ranges (``_figures.py``, ``_nested.py``) on a grid that is exact where its unit divides every figure, and whose
-loss is at most 1 % of any budget where it does not; the least budget is exact always (``_extent.py``). Bound: about a
-hundred segments that all differ, more where they repeat.
+loss is at most 1 % of any budget where it does not; the least budget is exact always (``_extent.py``). Bound: 400
+segments where many are alike or a large unit divides every figure; where nothing is, about 100 if the least budget is
+a quarter of what keeping all takes, about 70 if it is a twelfth.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from regrad.planners.curve import Curve, make_curve
 # a plan with spans adds up a few thousand times of forwards; floats lose less than this of their sum by that
 TOLERANCE_RATIO = 1e-11
 MOST_SEGMENTS = 400  # spans nest as deep as this at worst, and plans are walked recursively
-MOST_CELLS = 1 << 25
+MOST_CELLS = 1 << 27
 STEP_CELLS = 4_000  # what handling a span costs apart from its cells, in updates of cells
 FEASIBLE_SECONDS = 1e200  # a plan of unknown, finite seconds
 
@@ -45,7 +46,7 @@ class Optimal(Planner):
 
     max_points  the exact solver of one level stops at a staircase of more points than this, and the grid starts
     max_work    cell updates that a grid may spend before it takes a coarser unit (about 1 ns each)
-    most_work   cell updates that the nested grid may spend to keep its loss at 1 % (or 2**26 cells, 512 MiB); beyond
+    most_work   cell updates that the nested grid may spend to keep its loss at 1 % (or 2**27 cells, 1 GiB); beyond
                 that it answers LIMIT with the best plan of one level
 
     Under the static rule use a planner that takes it. A plan with spans is for executors that can run them. Cost: a
@@ -133,7 +134,7 @@ class Optimal(Planner):
         steps = sum(stop - start for start, stop in figures.classes[1])
         if steps * STEP_CELLS > self.most_work:
             most = self.most_work // STEP_CELLS
-            return f"this chain of {count} segments takes {steps:,} different spans apart, more than {most:,}"
+            return f"{count} segments make {steps:,} different beginnings of plans, more than {most:,}"
         extent = Extent(figures)
         cells, work = extent.spread
         grain, coarsest = figures.grain, extent.least_bytes // (100 * (count + 1))
@@ -160,15 +161,14 @@ class Optimal(Planner):
             plan = descend(problem.chain, figures, 1, extent.least_bytes - figures.persistent, price)
             return plan, simulate(plan, problem.chain).added_seconds
 
+        most_seconds = max(np.abs(seconds).max(initial=0.0), abs(figures.fastest))
         return make_curve(
             problem,
             self.label,
             limit_bytes=limit,
             unit_bytes=unit,
             loss_bytes=solved.loss,
-            tolerance_seconds=TOLERANCE_RATIO * max(abs(float(seconds[0])), abs(figures.fastest))
-            if len(seconds)
-            else 0.0,
+            tolerance_seconds=TOLERANCE_RATIO * float(most_seconds),
             least_bytes=extent.least_bytes,
             floor_bytes=figures.floor,
             fastest=figures.fastest,

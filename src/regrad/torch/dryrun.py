@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from regrad.core import trace as tr
 from regrad.core.errors import CannotTrace, is_users
@@ -28,6 +28,7 @@ from regrad.torch.store import (
     real_copy,
     set_generators,
 )
+from regrad.torch.values import ValueMode
 
 
 class Rehearsal:
@@ -40,7 +41,7 @@ class Rehearsal:
     def __init__(self, step: Step) -> None:
         self.original = step
         self._generators = generators()
-        self.mode: FakeTensorMode | None = FakeTensorMode()
+        self.mode: FakeTensorMode | None = _own_mode(step) or FakeTensorMode()
         self.why_real = ""
         failure = self._try_fake(step, self.mode)
         if failure is not None:
@@ -80,9 +81,12 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """The fake mode, where there is one."""
-        with self.mode or contextlib.nullcontext():
+        """The modes under which the copy runs: none for a real one."""
+        if self.mode is None:
             yield
+        else:
+            with self.mode, ValueMode(self.mode):
+                yield
 
     def _warm_up(self) -> None:
         """One whole step, so that what the first one makes (optimizer state, lazy caches, kept gradients) is there."""
@@ -95,7 +99,7 @@ class Rehearsal:
 
         A storage then dies when Python drops it, which the eager step does not show for what autograd holds.
         """
-        recorder = Recorder()
+        recorder = Recorder(lifetimes=True)
         self._register(recorder)
         install(self.step.model)
         try:
@@ -164,6 +168,11 @@ class Rehearsal:
                 index = recorder.find(parameter.grad)
                 if index is not None and recorder.storages[index].birth >= 0:
                     recorder.storages[index].category = tr.GRADIENTS
+
+
+def _own_mode(step: Step) -> FakeTensorMode | None:
+    """The fake mode of a model that was built without bytes, such as one that no machine here could hold."""
+    return next((p.fake_mode for p in step.model.parameters() if isinstance(p, FakeTensor)), None)
 
 
 @contextlib.contextmanager

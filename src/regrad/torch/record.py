@@ -24,14 +24,16 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import regrad
 from regrad.core import trace as tr
-from regrad.core.trace import Call, Operation, Save, Storage, Trace
+from regrad.core.trace import NO_HOOK, Call, Operation, Save, Storage, Trace
+from regrad.torch.values import operands
 
 _SILENT = {"prim", "profiler"}
 _DETACH = torch.ops.aten.detach.default
 """Not recorded: it makes no memory, and autograd adds it for saved results only while a mode watches."""
 _ADD = torch.ops.aten.add.Tensor
+_SUMS = {torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.rsub}
+_NUMBER_BYTES = 8
 _OWNED_TENSOR, _OWNED_STORAGE = 4, 2
 """Use counts, seen from inside a dispatch, of a gradient that only the engine's buffer holds."""
 
@@ -112,7 +114,7 @@ class Record:
     effects: dict[tuple[str, int], str]
 
 
-_LIBRARIES = tuple(str(Path(path).parent) + os.sep for path in (torch.__file__, regrad.__file__ or ""))
+_LIBRARIES = tuple(str(Path(path).parent) + os.sep for path in (torch.__file__, __file__))
 
 
 def source_line() -> str:
@@ -129,16 +131,17 @@ def source_line() -> str:
 class Recorder(TorchDispatchMode):
     """Records while it is entered; :meth:`finish` gives the trace.
 
-    ``timed`` measures seconds per operation on process CPU time (real tensors only).
+    ``lifetimes`` is for a forward in which autograd keeps nothing (:meth:`saved`). ``timed`` measures seconds per operation on process CPU time (real tensors only).
     """
 
-    def __init__(self, *, timed: bool = False) -> None:
+    def __init__(self, *, timed: bool = False, lifetimes: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.storages: list[Storage] = []
         self.calls: list[Call] = []
         self.phase = tr.FORWARD
         self._timed = timed
+        self.lifetimes = lifetimes
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._stack: list[int] = []
         self._counts: dict[str, int] = {}
@@ -184,7 +187,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is _ADD and self.phase == tr.BACKWARD and self._accumulates(args, kwargs):
             func = torch.ops.aten.add_.Tensor
-        given = [self._seen(tensor) for tensor in tensors_in((args, kwargs))]
+        given = [self._seen(tensor) for tensor in operands(args) + operands(kwargs)]
         sequence = self._sequence()
         began = time.process_time() if self._timed else 0.0
         result = func(*args, **kwargs)
@@ -227,7 +230,7 @@ class Recorder(TorchDispatchMode):
         where = source_line() if self.phase == tr.FORWARD else ""
         operation = Operation(name, self.phase, self._stack[-1] if self._stack else -1, sequence, where=where)
         self.operations.append(operation)
-        for tensor in tensors_in(result):
+        for tensor in operands(result):
             index, new = self._index(tensor, category, at)
             if new:
                 makes.append(index)
@@ -237,6 +240,18 @@ class Recorder(TorchDispatchMode):
         operation.writes = self._writes(func, written, args, kwargs)
         operation.seconds, operation.draws = seconds, draws
         self._sign(func, args, kwargs, result)
+        if self.lifetimes and torch.is_grad_enabled():
+            self._save_numbers(func, args, at, sequence)
+
+    def _save_numbers(self, func: Any, args: Any, at: int, sequence: int) -> None:
+        """A Python number where a tensor is expected becomes a tensor of eight bytes, which the node keeps without
+        asking any hook. Sums do not keep theirs."""
+        if func._overloadpacket in _SUMS or not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            return
+        for value, argument in zip(args, func._schema.arguments, strict=False):
+            if isinstance(value, (int, float)) and str(argument.type) == "Tensor":
+                storage = Storage(_NUMBER_BYTES, tr.ACTIVATIONS, at, at + 1, at, (Save(at, sequence - 1, NO_HOOK),))
+                self.storages.append(storage)
 
     def saved(self, tensor: torch.Tensor) -> None:
         """A node saved ``tensor``: called while the node is made, before its operation (arguments) or after it (results).
@@ -271,7 +286,7 @@ class Recorder(TorchDispatchMode):
         found = []
         for position in written:
             value = args[position] if position < len(args) else kwargs.get(func._schema.arguments[position].name)
-            for tensor in tensors_in(value):
+            for tensor in operands(value):
                 index = self.find(tensor)
                 if index is not None:
                     found.append(index)

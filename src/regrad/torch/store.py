@@ -15,22 +15,21 @@ from torch.utils import _pytree as pytree
 
 from regrad.core import trace as tr
 from regrad.torch.step import Step
+from regrad.torch.values import keeps_values
 
 _CONTAINERS = (list, dict, set)
 
 
 class _Copy(FakeCopyMode):
-    """Deep copies become fake. A CPU scalar keeps its value: optimizers read their step counters with ``.item()``."""
+    """Deep copies become fake, but for tensors that :func:`regrad.torch.values.keeps_values`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__deepcopy__ and id(args[0]) not in args[1]:
             tensor = args[0]
-            if tensor.numel() == 1 and tensor.device.type == "cpu" and not tensor.requires_grad:
-                with torch._C.DisableTorchFunctionSubclass():
-                    own = tensor.detach().clone()
-                fake = self.fake_mode.fake_tensor_converter.from_real_tensor(self.fake_mode, own, make_constant=True)
-                args[1][id(tensor)] = fake
-                return fake
+            with torch._C.DisableTorchFunctionSubclass():
+                if keeps_values(tensor):
+                    own = args[1][id(tensor)] = tensor.detach().clone()
+                    return own
         return super().__torch_function__(func, types, args, kwargs)
 
 
