@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from regrad.core.plan import Plan
+from regrad.core.timeline import Timeline
 from regrad.demo.limits import why_unavailable
 from regrad.demo.result import EAGER, EVERY_BLOCK, PLANNED, DemoResult
 from regrad.demo.run import run_demo
@@ -102,3 +103,6 @@ def test_the_proof_under_a_real_limit(answer: dict[str, Any]) -> None:
 def test_it_writes_its_files(result: DemoResult, answer: dict[str, Any], folder: Path) -> None:
     assert json.loads((folder / "demo.json").read_text()) == answer
     assert Plan.from_json((folder / "plan.json").read_text()) == result.plan
+    timeline = Timeline.from_json((folder / "timeline.json").read_text())
+    assert timeline.budget_bytes == result.plan.budget_bytes
+    assert "At the peak" in (folder / "timeline.svg").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ def demo(
         ModelName, typer.Option("--model", help="A GPT of our own, or the GPT-2 class of transformers.")
     ] = "gpt",
     steps: Annotated[int, typer.Option("--steps", min=2, help="Training steps of each run.")] = 20,
-    out: Annotated[Path | None, typer.Option("--out", help="A folder for the results.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A folder for the results and the timeline.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train a GPT eagerly, with every block recomputed and by plan, and compare bytes, seconds and results.

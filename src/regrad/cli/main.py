@@ -9,6 +9,7 @@ import typer
 import regrad
 from regrad.cli.demo import demo
 from regrad.cli.plan import plan
+from regrad.cli.saved import saved
 from regrad.cli.verify import verify
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(plan)
+app.command()(saved)
 app.command()(demo)
 app.command()(verify)
 

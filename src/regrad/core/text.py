@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -55,6 +56,21 @@ def _range(first: str, last: str) -> str:
 def _shown(segment: SegmentPlan) -> tuple[object, ...]:
     sizes = format_bytes(segment.retained_bytes), format_bytes(segment.transient_bytes)
     return segment.option, segment.engine, segment.reason, *sizes
+
+
+def without_numbers(module: str) -> str:
+    """``blocks.*.mlp`` for ``blocks.11.mlp``: one name for the same module of every block."""
+    return re.sub(r"(?<![^.\s])\d+(?![^.])", "*", module)
+
+
+def short_operation(name: str) -> str:
+    """``addmm`` for ``aten.addmm.default``, ``mul.Tensor`` for ``aten.mul.Tensor``."""
+    return name.replace("aten.", "").removesuffix(".default")
+
+
+def short_place(where: str) -> str:
+    """``model.py:12`` for ``/home/…/model.py:12``."""
+    return where.replace("\\", "/").rpartition("/")[2]
 
 
 def moment_text(moment: PeakMoment) -> str:

@@ -4,7 +4,9 @@ from regrad.torch.execute import apply, is_applied, remove
 from regrad.torch.measure import Measurement, measure
 from regrad.torch.plan import plan, plan_profile, profile
 from regrad.torch.profile import Profile
+from regrad.torch.saved import saved
 from regrad.torch.step import Step
+from regrad.torch.timeline import timeline
 
 __all__ = [
     "Measurement",
@@ -17,4 +19,6 @@ __all__ = [
     "plan_profile",
     "profile",
     "remove",
+    "saved",
+    "timeline",
 ]

@@ -29,6 +29,7 @@ from torch.utils.flop_counter import flop_registry
 
 from regrad.core.trace import BUFFERS
 from regrad.torch.record import Record, Signature, TensorSpec
+from regrad.torch.values import operands
 from regrad.torch.workspace import workspaces
 
 _LAUNCH_SECONDS, _BYTES_PER_SECOND, _FLOPS_PER_SECOND = 5e-6, 1e10, 1e11
@@ -39,10 +40,12 @@ _FREE = {"aten.view.default", "aten.t.default", "aten.transpose.int", "aten.deta
 
 @dataclass(slots=True)
 class Reading:
-    """What one signature costs. ``hidden_writes`` are positions among its tensor arguments."""
+    """What one signature costs. ``hidden_writes`` are positions among its tensor arguments; ``made_bytes`` the sizes of
+    the storages that it made, which some kernels only decide when they run."""
 
     seconds: float
     workspace_bytes: int | None = 0
+    made_bytes: tuple[int, ...] | None = None
     hidden_writes: tuple[int, ...] = ()
     measured: bool = True
 
@@ -99,6 +102,7 @@ class Clock:
         self.limit_seconds = limit_seconds
         self.largest_bytes = largest_bytes
         self.readings: dict[Any, Reading] = {}
+        self._opaque: dict[Any, _Opaque] = {}
         self._ratios: dict[Any, list[float]] = {}
 
     def read(self, record: Record, progress: Callable[[float], None] | None = None) -> None:
@@ -112,6 +116,7 @@ class Clock:
             total[index] += guesses[index]
         order = sorted(range(len(signatures)), key=lambda index: -total[index])
         suspects = _suspects(record)
+        self._opaque.update(_opaque(record))
         for done, index in enumerate(order):
             signature = signatures[index]
             if signature.key not in self.readings:
@@ -134,6 +139,9 @@ class Clock:
             reading = self.readings[signatures[index].key]
             operation.seconds = reading.seconds
             operation.workspace_bytes = reading.workspace_bytes or 0
+            if reading.made_bytes is not None and len(reading.made_bytes) == len(operation.makes):
+                for made, size in zip(operation.makes, reading.made_bytes, strict=True):
+                    trace.storages[made].bytes = size
             if reading.hidden_writes:
                 hidden = tuple(operation.reads[position] for position in reading.hidden_writes)
                 operation.writes = tuple(dict.fromkeys(operation.writes + hidden))
@@ -143,7 +151,7 @@ class Clock:
 
         def calls() -> Iterator[tuple[Any, Any, Any]]:
             for signature in new:
-                args, kwargs, _ = _arguments(signature)
+                args, kwargs, _ = _arguments(signature, opaque=self._opaque.get(signature.key))
                 yield signature.func, args, kwargs
 
         if new:
@@ -156,7 +164,7 @@ class Clock:
         if self.largest_bytes is not None and 3 * _bytes(signature) > self.largest_bytes:
             return Reading(0.0, measured=False)
         try:
-            reading = _run(signature, suspect)
+            reading = _run(signature, suspect, self._opaque.get(signature.key))
         except (RuntimeError, IndexError, TypeError, ValueError, MemoryError, NotImplementedError):
             # A kernel may refuse made-up values (an index that must be positive, say); its time is then an estimate.
             return Reading(0.0, measured=False)
@@ -169,8 +177,59 @@ class Clock:
         return guess * statistics.median(ratios or [1.0])
 
 
-def _arguments(signature: Signature, varied: bool = False) -> tuple[Any, Any, list[torch.Tensor]]:
+@dataclass(frozen=True, slots=True)
+class _Opaque:
+    """Private memory of another kernel that an operation is given: made-up bytes in there can crash the process, so the
+    kernel that made it is run first. ``picks`` maps tensor arguments to storages that the producer makes."""
+
+    producer: Signature
+    picks: dict[int, int]
+
+
+def _opaque(record: Record) -> dict[Any, _Opaque]:
+    """For each signature with such an argument where it comes from."""
+    found: dict[Any, _Opaque] = {}
+    for operation, index in zip(record.trace.operations, record.signature_of, strict=True):
+        signature = record.signatures[index]
+        schema = signature.func._schema.arguments
+        named = [i for i, a in enumerate(schema) if any(word in a.name for word in ("workspace", "reserve"))]
+        if not named or signature.key in found:
+            continue
+        args, _ = pytree.tree_unflatten(list(signature.leaves), signature.structure)
+        picks, producers = {}, []
+        for position in named:
+            before = sum(isinstance(leaf, TensorSpec) for leaf in pytree.tree_leaves(args[:position]))
+            if position < len(args) and isinstance(args[position], TensorSpec):
+                storage = operation.reads[before]
+                birth = record.trace.storages[storage].birth
+                if birth >= 0 and storage in record.trace.operations[birth].makes:
+                    producers.append(record.signatures[record.signature_of[birth]])
+                    picks[before] = record.trace.operations[birth].makes.index(storage)
+        if picks:
+            found[signature.key] = _Opaque(producers[0], picks)
+    return found
+
+
+def _made_bytes(given: list[torch.Tensor], result: Any) -> tuple[int, ...]:
+    """Sizes of the storages in ``result`` that are in no argument, in order, each once."""
+    known = {tensor.untyped_storage()._cdata for tensor in given}
+    sizes: dict[int, int] = {}
+    for tensor in operands(result):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            sizes.setdefault(storage._cdata, storage.nbytes())
+    return tuple(sizes.values())
+
+
+def _arguments(
+    signature: Signature, varied: bool = False, opaque: _Opaque | None = None
+) -> tuple[Any, Any, list[torch.Tensor]]:
     leaves = [_realise(leaf, varied) if isinstance(leaf, TensorSpec) else leaf for leaf in signature.leaves]
+    if opaque is not None:
+        made = _produce(opaque.producer)
+        positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        for position, pick in opaque.picks.items():
+            leaves[positions[position]] = made[pick]
     args, kwargs = pytree.tree_unflatten(leaves, signature.structure)
     return args, kwargs, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -186,27 +245,41 @@ def _suspects(record: Record) -> set[int]:
     return found
 
 
-def _run(signature: Signature, suspect: bool) -> Reading:
+def _produce(signature: Signature) -> list[torch.Tensor]:
+    """One tensor for each storage that an operation makes, from a run of it."""
+    args, kwargs, given = _arguments(signature)
+    known = {tensor.untyped_storage()._cdata for tensor in given}
+    found: dict[int, torch.Tensor] = {}
+    for tensor in operands(signature.func(*args, **kwargs)):
+        if tensor.untyped_storage()._cdata not in known:
+            found.setdefault(tensor.untyped_storage()._cdata, tensor)
+    return list(found.values())
+
+
+def _run(signature: Signature, suspect: bool, opaque: _Opaque | None) -> Reading:
     """The fastest of three runs, each on arguments of its own: in a step operands are seldom in a cache.
 
     The fastest, because on a shared machine a thread that waits for a core burns CPU time of its own process.
     """
     hidden: tuple[int, ...] = ()
+    made: tuple[int, ...] = ()
     seconds = []
-    with torch.no_grad():
+    # Some kernels make more when a backward may follow. No argument requires a gradient, so no graph is built.
+    with torch.enable_grad():
         for run in range(3):
-            args, kwargs, given = _arguments(signature)
+            args, kwargs, given = _arguments(signature, opaque=opaque)
             if run == 0 and suspect:
-                args, kwargs, given = _arguments(signature, varied=True)
+                args, kwargs, given = _arguments(signature, True, opaque)
                 hidden = _hidden_writes(signature.func, args, kwargs, given)
-                args, kwargs, given = _arguments(signature)
+                args, kwargs, given = _arguments(signature, opaque=opaque)
             began = time.process_time()
             result = signature.func(*args, **kwargs)
             seconds.append(time.process_time() - began)
+            made = _made_bytes(given, result)
             del result, args, kwargs, given
             if seconds[-1] > 0.1:
                 break
-    return Reading(max(min(seconds), 1e-7), None, hidden)
+    return Reading(max(min(seconds), 1e-7), None, made, hidden)
 
 
 def _hidden_writes(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from regrad.core.chain import KEEP, Chain, Problem
 from regrad.core.simulate_trace import Levels, Range, TraceArithmetic
-from regrad.core.trace import ACTIVATIONS, BACKWARD, OPTIMIZER, Storage, Trace
+from regrad.core.trace import ACTIVATIONS, BACKWARD, OPTIMIZER, Call, Storage, Trace
 from regrad.torch import execute
 from regrad.torch.chain import Piece, build_chain
 from regrad.torch.clock import Clock
@@ -64,6 +64,12 @@ class Profile:
     def chain(self) -> Chain:
         """The chain of the problem."""
         return self.problem.chain
+
+    def problem_of(self, call: Call) -> str:
+        """Why a call of any module could not be recomputed, as far as operations and hooks tell; "" if it could."""
+        module = dict(self.rehearsal.original.model.named_modules())[call.module]
+        effect = self.eager.effects.get((call.module, call.count), "")
+        return effect or inner_hooks(module) or border_problem(self.arithmetic.trace, call, self.eager.names)
 
     def ranges(self, options: tuple[str, ...]) -> list[Range]:
         """The ranges of operations that are recomputed when each segment takes the option named."""

@@ -14,12 +14,16 @@ def recompute(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
 
     Every tensor argument, however deep it stands in tuples and dicts, goes to the engine as an argument of its own: the
     engine then holds it under autograd's version check, so that an argument that is changed in place afterwards is an
-    error and not another result.
+    error and not another result. An argument that is given twice is handed over once, and is one object in the replay
+    too: a forward may ask whether its query *is* its key.
     """
     leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    given = {id(leaf): leaf for leaf in leaves}
+    place = {identity: position for position, identity in enumerate(given)}
+    order = [place[id(leaf)] for leaf in leaves]
 
-    def run(*flat: Any) -> Any:
-        again_args, again_kwargs = pytree.tree_unflatten(flat, structure)
+    def run(*once: Any) -> Any:
+        again_args, again_kwargs = pytree.tree_unflatten([once[position] for position in order], structure)
         return forward(*again_args, **again_kwargs)
 
-    return checkpoint(run, *leaves, use_reentrant=False, preserve_rng_state=True)
+    return checkpoint(run, *given.values(), use_reentrant=False, preserve_rng_state=True)

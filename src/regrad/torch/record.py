@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,16 +130,15 @@ def source_line() -> str:
 class Recorder(TorchDispatchMode):
     """Records while it is entered; :meth:`finish` gives the trace.
 
-    ``lifetimes`` is for a forward in which autograd keeps nothing (:meth:`saved`). ``timed`` measures seconds per operation on process CPU time (real tensors only).
+    ``lifetimes`` is for a forward in which autograd keeps nothing (:meth:`saved`).
     """
 
-    def __init__(self, *, timed: bool = False, lifetimes: bool = False) -> None:
+    def __init__(self, *, lifetimes: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.storages: list[Storage] = []
         self.calls: list[Call] = []
         self.phase = tr.FORWARD
-        self._timed = timed
         self.lifetimes = lifetimes
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._stack: list[int] = []
@@ -189,10 +187,8 @@ class Recorder(TorchDispatchMode):
             func = torch.ops.aten.add_.Tensor
         given = [self._seen(tensor) for tensor in operands(args) + operands(kwargs)]
         sequence = self._sequence()
-        began = time.process_time() if self._timed else 0.0
         result = func(*args, **kwargs)
-        seconds = time.process_time() - began if self._timed else 0.0
-        self._note(func, args, kwargs, given, result, sequence, seconds)
+        self._note(func, args, kwargs, given, result, sequence)
         return result
 
     def _accumulates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -219,9 +215,7 @@ class Recorder(TorchDispatchMode):
         node: Any = torch._C._current_autograd_node()
         return -1 if node is None else int(node._sequence_nr())
 
-    def _note(
-        self, func: Any, args: Any, kwargs: Any, given: list[int], result: Any, sequence: int, seconds: float
-    ) -> None:
+    def _note(self, func: Any, args: Any, kwargs: Any, given: list[int], result: Any, sequence: int) -> None:
         name, draws, written = self._kind(func)
         at = len(self.operations)
         category = {tr.FORWARD: tr.ACTIVATIONS, tr.BACKWARD: tr.TEMPORARIES}.get(self.phase, tr.OPTIMIZER_STATE)
@@ -238,7 +232,7 @@ class Recorder(TorchDispatchMode):
             self.storages[index].last_use = at
         operation.reads, operation.makes = tuple(given), tuple(makes)
         operation.writes = self._writes(func, written, args, kwargs)
-        operation.seconds, operation.draws = seconds, draws
+        operation.draws = draws
         self._sign(func, args, kwargs, result)
         if self.lifetimes and torch.is_grad_enabled():
             self._save_numbers(func, args, at, sequence)

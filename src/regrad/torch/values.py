@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+
 def operands(value: Any) -> list[torch.Tensor]:
     """The tensors among an operation's arguments or results: those nest in lists and tuples only, and time counts."""
     if isinstance(value, torch.Tensor):

@@ -25,7 +25,7 @@ def workspaces(calls: Iterable[tuple[Any, Any, Any]]) -> list[int]:
         count = 0
         for index, (function, args, kwargs) in enumerate(calls):
             count = index + 1
-            with torch.no_grad(), record_function(f"{_MARK}.{index}"):
+            with torch.enable_grad(), record_function(f"{_MARK}.{index}"):
                 result = function(*args, **kwargs)
             del result, args, kwargs
     windows: dict[int, tuple[int, int]] = {}
