@@ -6,7 +6,8 @@
     │   ├── InvalidSubject        a SUBJECT, a model, a batch or a loss that cannot be used
     │   ├── PlanMismatch          a plan (or a trace) of another model
     │   ├── InvalidPlan           a plan file or a choice that is not well formed
-    │   └── PlannerMismatch       a problem given to a planner that cannot take it
+    │   ├── PlannerMismatch       a problem given to a planner that cannot take it
+    │   └── InvalidRegion         a callable, an argument or settings that rt.checkpoint cannot take
     ├── Refusal                   the request is well formed and cannot be met; exit code 1
     │   ├── InfeasibleBudget      no plan fits; carries the least feasible budget and its plan
     │   ├── IllegalSchedule       a schedule that drops what it still needs
@@ -19,6 +20,10 @@
         ├── UnsupportedGradient   a gradient through what has none: an integer write, bytes taken for another type
         ├── PlaceFailed           the place of retained bytes is full or cannot be written
         ├── ContractViolated      a replay that left other bytes or another generator state than the first run
+        ├── RegionError           a call of rt.checkpoint; names the thing and file:line, and what became of .grad
+        │   ├── UnsupportedState  state that cannot be rewound
+        │   └── ReplayDivergence  a replay that computed something else than the forward
+        │       └── ModifiedArgument  an argument or state that was changed after the forward, outside any region
         └── PresentLost           bytes of the present that could not be written back
 
 A message says what (with numbers), where, why and what to do. The numbers are attributes too. An exception that the
@@ -79,6 +84,10 @@ class InvalidPlan(UsageError):
 
 class PlannerMismatch(UsageError):
     """A planner was given a problem outside what it says that it can take."""
+
+
+class InvalidRegion(UsageError):
+    """A callable, an argument or a setting that ``rt.checkpoint`` cannot take. No state was changed."""
 
 
 class Refusal(RegradError):
@@ -186,6 +195,40 @@ class ContractViolated(ReplayError):
     def __init__(self, what: str, *, violations: tuple[object, ...] = (), **where: Any) -> None:
         super().__init__(what, **where)
         self.violations = violations
+
+
+class RegionError(ReplayError):
+    """A call of ``rt.checkpoint`` that cannot be replayed as it ran. The present is intact.
+
+    ``segment`` names the region, ``thing`` what could not be reproduced, ``line`` its ``file:line`` if known.
+    ``gradients_touched`` is whether ``.grad`` may already hold part of the backward that was stopped.
+    """
+
+    def __init__(
+        self, what: str, *, thing: str = "", line: str = "", gradients_touched: bool = False, **where: Any
+    ) -> None:
+        super().__init__(what, **where)
+        self.thing, self.line, self.gradients_touched = thing, line, gradients_touched
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.line:
+            text += f" At {self.line}."
+        if self.gradients_touched:
+            text += " Fields .grad may already hold part of this backward: clear them before the next one."
+        return text
+
+
+class UnsupportedState(RegionError):
+    """A region did something that can be neither rewound nor kept."""
+
+
+class ReplayDivergence(RegionError):
+    """A replay computed something else than the forward, or saved another set of tensors."""
+
+
+class ModifiedArgument(ReplayDivergence):
+    """An argument, or state that a region reads, was changed between the forward and the backward by other code."""
 
 
 class PresentLost(ReplayError):

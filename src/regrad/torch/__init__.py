@@ -4,6 +4,7 @@ from regrad.torch.execute import apply, is_applied, remove
 from regrad.torch.measure import Measurement, measure
 from regrad.torch.plan import plan, plan_profile, profile
 from regrad.torch.profile import Profile
+from regrad.torch.real_trace import trace
 from regrad.torch.saved import saved
 from regrad.torch.step import Step
 from regrad.torch.timeline import timeline
@@ -21,4 +22,5 @@ __all__ = [
     "remove",
     "saved",
     "timeline",
+    "trace",
 ]

@@ -38,11 +38,14 @@ class Rehearsal:
     exception if the model fails in a real run too.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, *, real: bool = False) -> None:
         self.original = step
         self._generators = generators()
         self.mode: FakeTensorMode | None = _own_mode(step) or FakeTensorMode()
         self.why_real = ""
+        if real:
+            self._be_real(step)
+            return
         failure = self._try_fake(step, self.mode)
         if failure is not None:
             # Outside the handler: what the real step raises must not drag the fake one's exception along.
@@ -74,8 +77,11 @@ class Rehearsal:
                 "on tensor values (.item(), `if tensor:`, nonzero): make that a Python value, or plan with a smaller "
                 "batch."
             ) from error
-        self.mode = None
         self.why_real = _in_words(error)
+        self._be_real(step)
+
+    def _be_real(self, step: Step) -> None:
+        self.mode = None
         self.step = real_copy(step)
         self._warm_up()
 
@@ -119,11 +125,16 @@ class Rehearsal:
         """Start every run from the same generators, so that a model that draws its path takes the same one each time."""
         set_generators(self._generators)
 
-    def record(self, install: Callable[[torch.nn.Module], Any] | None = None, watch: set[str] | None = None) -> Record:
+    def record(
+        self,
+        install: Callable[[torch.nn.Module], Any] | None = None,
+        watch: set[str] | None = None,
+        marked: bool = False,
+    ) -> Record:
         """Record one step. ``install`` puts a plan on the copy, which is taken off afterwards; ``watch`` names modules
         whose effects are looked for."""
         step = self.step
-        recorder, effects = Recorder(), EffectWatch(watch or set())
+        recorder, effects = Recorder(marked=marked), EffectWatch(watch or set())
         names = self._register(recorder)
         try:
             if install is not None:

@@ -10,10 +10,13 @@ import inspect
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from regrad.core.plan import Plan
+    from regrad.torch.step import Step
 
 
 @lru_cache(maxsize=4096)
@@ -38,6 +41,17 @@ def fingerprint(model: nn.Module) -> str:
     kinds: set[type] = {type(module) for module in model.modules()}
     for kind in sorted(kinds, key=lambda k: (k.__module__, k.__qualname__)):
         digest.update(_source(kind).encode())
+    return digest.hexdigest()
+
+
+def step_fingerprint(step: Step) -> str:
+    """SHA-256 in hex of what a trace or a profile is of: the model, the shapes of the batch, the optimizer's class, and
+    whether gradients are kept."""
+    digest = hashlib.sha256(fingerprint(step.model).encode())
+    for path, leaf in pytree.tree_flatten_with_path(step.batch)[0]:
+        shown = (tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+        digest.update(f"{pytree.keystr(path)}|{shown}\n".encode())
+    digest.update(f"{type(step.optimizer).__qualname__}|{step.gradients}|{step.model.training}".encode())
     return digest.hexdigest()
 
 

@@ -11,12 +11,13 @@ from torch import nn
 
 from regrad.core import trace as tr
 from regrad.core.chain import KEEP, Chain
-from regrad.core.errors import InfeasibleBudget, PlannerMismatch
+from regrad.core.errors import InfeasibleBudget, PlanMismatch, PlannerMismatch
 from regrad.core.plan import Plan, SegmentPlan, Solution, leaves, one_level
 from regrad.core.simulate_trace import live_levels
 from regrad.core.timeline import peak_moment
 from regrad.core.units import Budget, format_bytes
 from regrad.planners.portfolio import Portfolio
+from regrad.torch.fingerprint import step_fingerprint
 from regrad.torch.improve import Options, faster, lower
 from regrad.torch.profile import Profile, Progress, make_profile
 from regrad.torch.step import Step
@@ -41,6 +42,7 @@ def plan(
     budget: str | int | Budget,
     segments: str | None = None,
     planner: Any = None,
+    profile: Profile | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """A plan under which one training step of ``model`` on ``batch`` peaks at or under ``budget``.
@@ -52,6 +54,8 @@ def plan(
                    "min" (the least that has a plan)
     segments       glob over module names (``transformer.h.*``) that replaces the search for repeated blocks
     planner        a planner of :mod:`regrad.planners`; the default tries all and takes the fastest plan that fits
+    profile        what :func:`profile` made of this step: one profile serves every budget. One of another model, other
+                   shapes or another optimizer is refused with :class:`PlanMismatch`
     progress       called as ``progress(stage, share_done)``
 
     Nothing of the user's is changed: the work is done on copies without bytes. Takes seconds; the memory of single
@@ -65,7 +69,12 @@ def plan(
     wanted = Budget.parse(budget)
     _check_planner(planner)
     step = model if isinstance(model, Step) else Step(model, batch, loss, optimizer)
-    return plan_profile(make_profile(step, segments=segments, progress=progress), wanted, planner, progress)
+    if profile is None:
+        profile = make_profile(step, segments=segments, progress=progress)
+    elif profile.step_fingerprint != (found := step_fingerprint(step)):
+        detail = "the profile is of another model, of other shapes of the batch, or of another optimizer"
+        raise PlanMismatch(profile.step_fingerprint, found, detail)
+    return plan_profile(profile, wanted, planner, progress)
 
 
 def profile(

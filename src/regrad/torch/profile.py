@@ -18,7 +18,7 @@ from regrad.torch.chain import Piece, build_chain
 from regrad.torch.clock import Clock
 from regrad.torch.dryrun import Rehearsal
 from regrad.torch.effects import inner_hooks
-from regrad.torch.fingerprint import fingerprint
+from regrad.torch.fingerprint import fingerprint, step_fingerprint
 from regrad.torch.merge import merge_lifetimes
 from regrad.torch.record import Record
 from regrad.torch.room import available_bytes
@@ -49,6 +49,7 @@ class Profile:
     problem: Problem
     pieces: tuple[Piece, ...]
     fingerprint: str
+    step_fingerprint: str
     training: bool
     cache_off: str | None = None
     notes: tuple[str, ...] = ()
@@ -141,8 +142,8 @@ def make_profile(step: Step, *, segments: str | None = None, progress: Progress 
     if rehearsal.why_real:
         notes = (*notes, f"the step was run for real on a copy: fake tensors do not carry it ({rehearsal.why_real})")
     return Profile(
-        rehearsal, clock, eager, arithmetic, ranges_of, Problem(chain, trace=base.trace), pieces, fingerprint(step.model),
-        step.model.training, cache_off, notes, time.monotonic() - began,
+        rehearsal, clock, eager, arithmetic, ranges_of, Problem(chain, trace=base.trace), pieces,
+        fingerprint(step.model), step_fingerprint(step), step.model.training, cache_off, notes, time.monotonic() - began,
     )  # fmt: skip
 
 

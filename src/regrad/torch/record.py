@@ -7,6 +7,7 @@ two gradients out of place while any mode is on, and in place otherwise. :meth:`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regrad.core import trace as tr
 from regrad.core.trace import NO_HOOK, Call, Operation, Save, Storage, Trace
 from regrad.torch.values import operands
+from regrad.torch.workspace import mark
 
 _SILENT = {"prim", "profiler"}
 _DETACH = torch.ops.aten.detach.default
@@ -130,16 +132,18 @@ def source_line() -> str:
 class Recorder(TorchDispatchMode):
     """Records while it is entered; :meth:`finish` gives the trace.
 
-    ``lifetimes`` is for a forward in which autograd keeps nothing (:meth:`saved`).
+    ``lifetimes`` is for a forward in which autograd keeps nothing (:meth:`saved`). ``marked`` gives every operation a
+    window in the profile that is being taken.
     """
 
-    def __init__(self, *, lifetimes: bool = False) -> None:
+    def __init__(self, *, lifetimes: bool = False, marked: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.storages: list[Storage] = []
         self.calls: list[Call] = []
         self.phase = tr.FORWARD
         self.lifetimes = lifetimes
+        self.marked = marked
         self._live: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._stack: list[int] = []
         self._counts: dict[str, int] = {}
@@ -187,7 +191,8 @@ class Recorder(TorchDispatchMode):
             func = torch.ops.aten.add_.Tensor
         given = [self._seen(tensor) for tensor in operands(args) + operands(kwargs)]
         sequence = self._sequence()
-        result = func(*args, **kwargs)
+        with mark(len(self.operations)) if self.marked else contextlib.nullcontext():
+            result = func(*args, **kwargs)
         self._note(func, args, kwargs, given, result, sequence)
         return result
 
