@@ -255,6 +255,26 @@ def test_a_step_that_branches_on_values_is_run_for_real_on_a_copy() -> None:
     assert abs(plan.predicted_peak_bytes / measured - 1) <= 0.02
 
 
+def test_a_loss_that_closes_over_the_model_is_run_on_the_copy() -> None:
+    step = gpt_step()
+    model = step.model
+    step.loss = lambda _, batch: model(*batch)
+    before = snapshot(step)
+    plan = rt.plan(step, budget="60%")
+    assert snapshot(step) == before
+    assert plan.predicted_by == "fake trace"
+
+
+def test_a_loss_that_takes_the_model_from_a_global_name_is_refused() -> None:
+    step = gpt_step()
+    globals()["_elsewhere"] = step.model
+    step.loss = lambda _, batch: globals()["_elsewhere"](*batch)
+    before = snapshot(step)
+    with pytest.raises(InvalidSubject, match="global name"):
+        rt.plan(step, budget="60%")
+    assert snapshot(step) == before
+
+
 def test_printing_a_plan_names_what_matters() -> None:
     plan = rt.plan(gpt_step(), budget="50%")
     text = str(plan)

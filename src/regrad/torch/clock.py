@@ -9,7 +9,7 @@ and the figures are written to all its operations. Three things come out that fa
 
 Cost: about three runs of every distinct operation, and the arguments and results of one operation at a time. Once
 ``limit_seconds`` are spent the rest is estimated by a roofline that the kernels measured so far have corrected; those
-that weigh most in the step come first.
+that weigh most in the step come first. Workspace of what was not measured comes from a table of earlier measurements.
 Not for: the time of a whole step on a machine whose caches matter; ratios between operations are what planners need.
 """
 
@@ -31,6 +31,7 @@ from regrad.core.trace import BUFFERS
 from regrad.torch.record import Record, Signature, TensorSpec
 from regrad.torch.values import operands
 from regrad.torch.workspace import workspaces
+from regrad.torch.workspace_table import WorkspaceTable, current_table
 
 _LAUNCH_SECONDS, _BYTES_PER_SECOND, _FLOPS_PER_SECOND = 5e-6, 1e10, 1e11
 _RUNS = 5
@@ -96,11 +97,18 @@ def _realise(spec: TensorSpec, varied: bool) -> torch.Tensor:
 
 
 class Clock:
-    """Measures signatures; keeps what it measured for as long as it lives."""
+    """Measures signatures; keeps what it measured for as long as it lives.
 
-    def __init__(self, *, limit_seconds: float = 4.0, largest_bytes: int | None = None) -> None:
+    ``table`` gives the workspace of what is not measured (default: the one that ships, with the user's own entries).
+    Raises :class:`regrad.core.errors.UsageError` for a calibration file of the user's that cannot be read.
+    """
+
+    def __init__(
+        self, *, limit_seconds: float = 4.0, largest_bytes: int | None = None, table: WorkspaceTable | None = None
+    ) -> None:
         self.limit_seconds = limit_seconds
         self.largest_bytes = largest_bytes
+        self.table = current_table() if table is None else table
         self.readings: dict[Any, Reading] = {}
         self._opaque: dict[Any, _Opaque] = {}
         self._ratios: dict[Any, list[float]] = {}
@@ -133,6 +141,7 @@ class Clock:
             reading = self.readings[signatures[index].key]
             if not reading.measured and not reading.seconds:
                 reading.seconds = self._estimate(signatures[index], guesses[index])
+                self._look_up(signatures[index], reading)
         self._read_workspaces([signatures[index] for index in order])
         torch.set_rng_state(generator)
         for operation, index in zip(trace.operations, signature_of, strict=True):
@@ -141,10 +150,17 @@ class Clock:
             operation.workspace_bytes = reading.workspace_bytes or 0
             if reading.made_bytes is not None and len(reading.made_bytes) == len(operation.makes):
                 for made, size in zip(operation.makes, reading.made_bytes, strict=True):
-                    trace.storages[made].bytes = size
+                    if reading.measured or not trace.storages[made].bytes:
+                        trace.storages[made].bytes = size
             if reading.hidden_writes:
                 hidden = tuple(operation.reads[position] for position in reading.hidden_writes)
                 operation.writes = tuple(dict.fromkeys(operation.writes + hidden))
+
+    def _look_up(self, signature: Signature, reading: Reading) -> None:
+        """Workspace, and sizes of results that only the kernel knows, of what could not be measured."""
+        found = self.table.find(signature)
+        if found is not None:
+            reading.workspace_bytes, reading.made_bytes = found.workspace_bytes, found.made_bytes
 
     def _read_workspaces(self, signatures: list[Signature]) -> None:
         new = [s for s in signatures if self.readings[s.key].measured and self.readings[s.key].workspace_bytes is None]

@@ -23,6 +23,7 @@ from regrad.torch.step import Step
 from regrad.torch.store import (
     fake_copy,
     generators,
+    own_gradients,
     persistent_bytes,
     persistent_tensors,
     real_copy,
@@ -88,11 +89,12 @@ class Rehearsal:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """The modes under which the copy runs: none for a real one."""
-        if self.mode is None:
-            yield
-        else:
-            with self.mode, ValueMode(self.mode):
+        with own_gradients(self.original):
+            if self.mode is None:
                 yield
+            else:
+                with self.mode, ValueMode(self.mode):
+                    yield
 
     def _warm_up(self) -> None:
         """One whole step, so that what the first one makes (optimizer state, lazy caches, kept gradients) is there."""

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from regrad.core import trace as tr
+from regrad.core.errors import InvalidSubject
 from regrad.torch.step import Step
 from regrad.torch.values import keeps_values
 
@@ -52,7 +54,73 @@ def _copied(step: Step) -> Step:
         if id(old) in gradients:
             # Parameter's own deepcopy leaves .grad out, and a kept gradient is part of the steady state.
             new.grad = copy.deepcopy(gradients[id(old)], memo)
-    return Step(model, batch, step.loss, optimizer, gradients=step.gradients)
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FunctionType):
+                vars(module)[name] = rebound(value, memo)
+        for table in (module._forward_hooks, module._forward_pre_hooks):
+            for key, hook in list(table.items()):
+                table[key] = rebound(hook, memo)
+    return Step(model, batch, rebound(step.loss, memo), optimizer, gradients=step.gradients)
+
+
+def rebound(function: Any, memo: dict[int, Any]) -> Any:
+    """``function`` with what it closes over replaced by its copy in ``memo``, where there is one.
+
+    A deep copy shares functions, so one that closes over the user's model would run the user's weights.
+    """
+    if isinstance(function, MethodType):
+        owner = memo.get(id(function.__self__))
+        return function if owner is None else MethodType(function.__func__, owner)
+    if not isinstance(function, FunctionType):
+        return function
+    closure, defaults = function.__closure__ or (), function.__defaults__ or ()
+    keywords = function.__kwdefaults__ or {}
+    held = [*map(_content, closure), *defaults, *keywords.values()]
+    copies = [memo.get(id(value)) or rebound(value, memo) for value in held]
+    if all(copy_ is value for copy_, value in zip(copies, held, strict=True)):
+        return function
+    cells = tuple(
+        cell if copy_ is _content(cell) else CellType(copy_) for cell, copy_ in zip(closure, copies, strict=False)
+    )
+    after = len(closure) + len(defaults)
+    new_defaults = tuple(copies[len(closure) : after]) or None
+    new = FunctionType(function.__code__, function.__globals__, function.__name__, new_defaults, cells or None)
+    new.__kwdefaults__ = dict(zip(keywords, copies[after:], strict=True)) or None
+    vars(new).update(vars(function))
+    return new
+
+
+_EMPTY = object()
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+@contextmanager
+def own_gradients(step: Step) -> Iterator[None]:
+    """Hold the user's ``.grad``s back while a copy runs, and refuse a step that reached the user's own model.
+
+    That happens where the loss takes the model from a global name and not from its argument.
+    """
+    held = [(parameter, parameter.grad) for parameter in step.model.parameters()]
+    for parameter, _ in held:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        reached = any(parameter.grad is not None for parameter, _ in held)
+        for parameter, gradient in held:
+            parameter.grad = gradient
+    if reached:
+        raise InvalidSubject(
+            f"running a copy of {type(step.model).__name__} gave gradients to the model itself: the loss, a hook or a "
+            "replaced forward uses the model by a global name. Let loss(model, batch) use the model that it is given."
+        )
 
 
 def persistent_tensors(step: Step) -> Iterator[tuple[torch.Tensor, str]]:
