@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import regrad
+from regrad.cli.calibrate import calibrate
 from regrad.cli.demo import demo
 from regrad.cli.plan import plan
 from regrad.cli.saved import saved
@@ -23,6 +24,7 @@ app.command()(plan)
 app.command()(saved)
 app.command()(demo)
 app.command()(verify)
+app.command()(calibrate)
 
 
 def _version(asked: bool) -> None:

@@ -5,17 +5,23 @@ from regrad.torch.measure import Measurement, measure
 from regrad.torch.plan import plan, plan_profile, profile
 from regrad.torch.profile import Profile
 from regrad.torch.real_trace import trace
+from regrad.torch.regions.public import Checkpoint, StateSpec, checkpoint, is_replaying, once
 from regrad.torch.saved import saved
 from regrad.torch.step import Step
 from regrad.torch.timeline import timeline
 
 __all__ = [
+    "Checkpoint",
     "Measurement",
     "Profile",
+    "StateSpec",
     "Step",
     "apply",
+    "checkpoint",
     "is_applied",
+    "is_replaying",
     "measure",
+    "once",
     "plan",
     "plan_profile",
     "profile",

@@ -1,6 +1,7 @@
 """Learns a :class:`WorkspaceTable` on this machine: small real steps are recorded, and every kernel in them is run alone.
 
-Cost: about 20 s on one core and some hundred MiB (``quick``: about 4 s).
+Cost: about 20 s and some hundred MiB on one thread (``quick``: about 4 s); more where threads wait for shared cores.
+Workspace depends on the number of threads, so calibrate with the number that trains.
 """
 
 from __future__ import annotations
