@@ -10,7 +10,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRAS := torch,hf,plot,dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
-.PHONY: setup demo test check format bench clean
+.PHONY: setup demo test compiler check format bench clean
 
 setup: $(STAMP)
 
@@ -30,8 +30,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	@$(BIN)/regrad demo
 
-test: setup
+test: setup compiler
 	@$(BIN)/python -m pytest $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS)) $(if $(FAST),-m 'not slow') $(PYTEST_ARGS)
+
+compiler:
+	@command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
+	  echo "make test: no C++ compiler, and the counting allocator of the tests needs one; on Debian: apt-get install g++" >&2; exit 1; }
 
 check: setup
 	@$(BIN)/ruff format --check .

@@ -159,6 +159,15 @@ def test_a_plan_can_be_made_in_the_middle_of_training() -> None:
     assert rt.plan(step, budget="50%").predicted_peak_bytes == first.predicted_peak_bytes
 
 
+def test_a_model_under_a_plan_can_be_planned_again() -> None:
+    step = gpt_step()
+    first = rt.plan(step, budget="60%")
+    rt.apply(step.model, first)
+    again = rt.plan(step, budget="60%")
+    assert again.choices == first.choices
+    assert rt.is_applied(step.model)
+
+
 def test_success_leaves_everything_as_it_was() -> None:
     step = gpt_step()
     step()

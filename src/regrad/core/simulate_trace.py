@@ -241,8 +241,10 @@ class TraceArithmetic:
                 inside[k] = True
             for index in node.range.holds:
                 holders[index] = max(holders.get(index, 0), end)
+        for node in _every(nodes):
+            # An inner range took its generator state in the first run too, and keeps that one.
             if node.range.state_bytes:
-                live(node.range.state_bytes, node.range.start, end, -1)
+                live(node.range.state_bytes, node.range.start, self._held_until(node, slot), -1)
         for birth in range(self.forward_stop):
             for index in self.made_by[birth]:
                 storage = self.trace.storages[index]
@@ -251,6 +253,22 @@ class TraceArithmetic:
                     if not inside[save.operation]:
                         end = max(end, slot[self.last_operation_of(save.node)] + 1)
                 live(storage.bytes, birth, max(end, holders.get(index, 0)), index)
+
+    def _argument_end(self, node: _Node, index: int, end: int, slot: list[int]) -> int:
+        """Until when an inner range holds what it was given in its outer range's replay: until its own replay is done,
+        which hands it on to the nodes that save it. ``end`` serves a range without a replay."""
+        if node.end_after < 0:
+            return end
+        end = node.replay_end
+        for save in self.trace.storages[index].saved_by:
+            if not node.range.start <= save.operation < node.range.stop:
+                continue
+            within = [child for child in node.inner if child.range.start <= save.operation < child.range.stop]
+            if not within:
+                end = max(end, slot[self.last_operation_of(save.node)] + 1)
+            elif index in within[0].range.holds:
+                end = max(end, self._argument_end(within[0], index, end, slot))
+        return end
 
     def _dropped(self, index: int, slot: list[int]) -> int:
         """The slot before which nothing but autograd holds a storage any more."""
@@ -271,9 +289,7 @@ class TraceArithmetic:
             for k in range(child.range.start, child.range.stop):
                 inside[k] = True
             for index in child.range.holds:
-                holders[index] = max(holders.get(index, 0), end)
-            if child.range.state_bytes and child.range.start in node.slot_of:
-                live(child.range.state_bytes, node.slot_of[child.range.start], end, -1)
+                holders[index] = max(holders.get(index, 0), self._argument_end(child, index, end, slot))
         for k, first in node.slot_of.items():
             for index in self.made_by[k]:
                 storage = self.trace.storages[index]

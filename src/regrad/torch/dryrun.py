@@ -97,7 +97,11 @@ class Rehearsal:
                     yield
 
     def _warm_up(self) -> None:
-        """One whole step, so that what the first one makes (optimizer state, lazy caches, kept gradients) is there."""
+        """One whole step, so that what the first one makes (optimizer state, lazy caches, kept gradients) is there.
+
+        A plan that is applied to the user's model came along with the copy and is taken off it first.
+        """
+        execute.remove(self.step.model)
         with self.entered():
             self.step()
             self.step.clear_gradients()
