@@ -33,7 +33,7 @@ def verify(
     suites: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SUITE]…", help="numeric, bytes, engines, complex-step, alias; all of them without one."
+            metavar="[SUITE]…", help="numeric, bytes, engines, complex-step, alias, field; all of them without one."
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="The published sizes: minutes, not seconds.")] = False,

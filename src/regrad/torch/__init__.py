@@ -1,7 +1,7 @@
 """regrad for PyTorch: plan a training step into a memory budget, run it under the plan, measure it."""
 
 from regrad.torch.execute import apply, is_applied, remove
-from regrad.torch.measure import Measurement, measure
+from regrad.torch.measure import Measurement, Pair, measure, measure_from_start, measure_pair
 from regrad.torch.plan import plan, plan_profile, profile
 from regrad.torch.profile import Profile
 from regrad.torch.real_trace import trace
@@ -13,6 +13,7 @@ from regrad.torch.timeline import timeline
 __all__ = [
     "Checkpoint",
     "Measurement",
+    "Pair",
     "Profile",
     "StateSpec",
     "Step",
@@ -21,6 +22,8 @@ __all__ = [
     "is_applied",
     "is_replaying",
     "measure",
+    "measure_from_start",
+    "measure_pair",
     "once",
     "plan",
     "plan_profile",

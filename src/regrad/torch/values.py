@@ -69,7 +69,9 @@ class ValueMode(TorchDispatchMode):
         return self._mark_written(func, args, kwargs, result)
 
     def _all_known(self, tensors: list[torch.Tensor]) -> bool:
-        return not any(isinstance(t, FakeTensor) or t.requires_grad or t.untyped_storage() in self._lost for t in tensors)
+        return not any(
+            isinstance(t, FakeTensor) or t.requires_grad or t.untyped_storage() in self._lost for t in tensors
+        )
 
     def _under_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation under the fake mode, which makes fakes of the real arguments that are left."""

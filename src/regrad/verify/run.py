@@ -10,11 +10,14 @@ from regrad.verify.alias import Alias
 from regrad.verify.bytes import Bytes
 from regrad.verify.complex_step import ComplexStep
 from regrad.verify.engines import Engines
+from regrad.verify.field.suite import Field
 from regrad.verify.numeric import Numeric
 from regrad.verify.records import Run, Summary
 from regrad.verify.suite import Suite
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (Numeric(), Bytes(), Engines(), ComplexStep(), Alias())}
+SUITES: dict[str, Suite] = {
+    suite.name: suite for suite in (Numeric(), Bytes(), Engines(), ComplexStep(), Alias(), Field())
+}
 
 Report = Callable[[str, float], None]
 

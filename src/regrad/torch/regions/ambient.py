@@ -1,0 +1,156 @@
+"""The modes around a call: what a replay must run under, wherever and whenever the backward runs."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils import _python_dispatch as dispatch
+
+_C: Any = torch._C
+_DEVICES = ("cpu", "cuda")
+
+
+def _switches() -> list[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+    pairs: list[tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [
+        ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        ("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        ("number of threads", torch.get_num_threads, torch.set_num_threads),
+    ]
+    for word, getter, setter in (
+        ("math attention backend", "_get_math_sdp_enabled", "_set_sdp_use_math"),
+        ("flash attention backend", "_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+        ("memory-efficient attention backend", "_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+        ("cuDNN attention backend", "_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+        ("overridable attention backend", "_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
+        ("cuDNN", "_get_cudnn_enabled", "_set_cudnn_enabled"),
+        ("cuDNN benchmark", "_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+        ("cuDNN determinism", "_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+        ("oneDNN", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    ):
+        if hasattr(_C, getter) and hasattr(_C, setter):
+            pairs.append((word, getattr(_C, getter), getattr(_C, setter)))
+    return pairs
+
+
+_SWITCHES = _switches()
+_GETTERS = tuple(get for _, get, _ in _SWITCHES)
+
+
+class Ambient:
+    """The modes as they are now."""
+
+    __slots__ = ("autocast", "context", "deterministic", "dispatch_modes", "function_modes", "switches")
+
+    def __init__(self) -> None:
+        self.switches = tuple([get() for get in _GETTERS])
+        self.deterministic = _deterministic()
+        self.autocast = _autocast()
+        self.context = contextvars.copy_context()
+        self.function_modes = tuple(_get_current_function_mode_stack())
+        self.dispatch_modes: tuple[Any, ...] = ()
+        if _C._len_torch_dispatch_stack():
+            self.dispatch_modes = tuple(dispatch._get_current_dispatch_mode_stack())
+
+    @property
+    def modes(self) -> tuple[Any, ...]:
+        """The mode objects that were active: they may hold state themselves."""
+        return self.function_modes + self.dispatch_modes
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        """Call ``body`` with these modes and gradients on, and leave the present's modes as they were."""
+
+        def inside() -> Any:
+            with self._entered():
+                return body()
+
+        return self.context.copy().run(inside)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for (_, get, put), wanted in zip(_SWITCHES, self.switches, strict=True):
+                now = get()
+                if now != wanted:
+                    put(wanted)
+                    stack.callback(put, now)
+            if _deterministic() != self.deterministic:
+                stack.callback(_set_deterministic, _deterministic())
+                _set_deterministic(self.deterministic)
+            self._enter_autocast(stack)
+            stack.enter_context(_function_modes(self.function_modes))
+            stack.enter_context(_dispatch_modes(self.dispatch_modes))
+            stack.enter_context(torch.enable_grad())
+            yield
+
+    def _enter_autocast(self, stack: ExitStack) -> None:
+        """The cache of low-precision weights stays off: a weight cast in a replay must not serve the user's forward."""
+        for (enabled, dtype), now, device in zip(self.autocast, _autocast(), _DEVICES, strict=True):
+            if enabled or now[0]:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
+
+
+def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    return tuple([(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES])
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(wanted: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(wanted[0], warn_only=wanted[1])
+
+
+@contextmanager
+def _function_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
+    now = tuple(_get_current_function_mode_stack())
+    if len(now) == len(wanted) and all(a is b for a, b in zip(now, wanted, strict=True)):
+        yield
+        return
+    for _ in now:
+        _pop_mode()
+    for mode in wanted:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        while _get_current_function_mode_stack():
+            _pop_mode()
+        for mode in now:
+            _push_mode(mode)
+
+
+@contextmanager
+def _dispatch_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
+    now = tuple(dispatch._get_current_dispatch_mode_stack()) if _C._len_torch_dispatch_stack() else ()
+    if len(now) == len(wanted) and all(a is b for a, b in zip(now, wanted, strict=True)):
+        yield
+        return
+    for _ in now:
+        dispatch._pop_mode()
+    for mode in wanted:
+        dispatch._push_mode(mode)
+    try:
+        yield
+    finally:
+        while _C._len_torch_dispatch_stack():
+            dispatch._pop_mode()
+        for mode in now:
+            dispatch._push_mode(mode)
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Hide the library's own operations from the user's modes."""
+    with _C.DisableTorchFunction(), _C._DisableTorchDispatch():
+        yield
+
+
+def modes_active() -> bool:
+    """Whether some mode would see an operation now."""
+    return bool(_C._len_torch_dispatch_stack() or _C._len_torch_function_stack())

@@ -1,0 +1,1 @@
+"""Finds the state that a region touches: tensors, Python values and containers, generators, modes."""

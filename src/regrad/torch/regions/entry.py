@@ -1,0 +1,387 @@
+"""What a call finds at its entry, and how that is put in place for a replay and taken away again."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from regrad.core.errors import ModifiedArgument, ReplayDivergence
+from regrad.torch.regions import log
+from regrad.torch.regions.ambient import Ambient, unseen
+from regrad.torch.regions.discover import sources
+from regrad.torch.regions.discover.boxes import NAME, Box
+from regrad.torch.regions.discover.tensors import SMALL_BYTES, Memory, memory_of, set_versions
+from regrad.torch.regions.discover.walk import Found
+from regrad.torch.regions.effects import file_position, position
+from regrad.torch.regions.guard import digest
+from regrad.torch.regions.kept import Kept
+from regrad.torch.regions.old import Old
+from regrad.torch.regions.watch import storage_key
+
+_PEEK = sources.NumpyPeek()
+_COPIED_ITERATORS = ("list_iterator", "tuple_iterator", "range_iterator", "str_ascii_iterator", "count", "repeat")
+
+
+def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A cheap sign of change: version counter, place, and a few bytes."""
+    memory = memory_of(tensor)
+    return (version_of(tensor), memory.address, memory.peek())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The version counter; tensors made in inference mode have none."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
+class Entry:
+    """The state of one call at its entry.
+
+    exact     small tensors: a copy of the storage's bytes
+    watched   parameters and large tensors: signatures only; what is known to be written is in the epoch log
+    """
+
+    def __init__(self, found: Found, epoch: int, *, numpy: bool) -> None:
+        self.epoch = epoch
+        self.ambient = Ambient()
+        self.boxes = found.boxes
+        self.exact: list[tuple[torch.Tensor, Memory, Kept]] = []
+        self.watched: list[torch.Tensor] = []
+        self.signatures: list[tuple[Any, ...]] = []
+        self.keys: list[int | None] = []
+        self.flags: list[tuple[torch.Tensor, bool]] = []
+        self.computed: list[tuple[torch.Tensor, int]] = []
+        self.arrays: list[tuple[Any, Kept]] = []
+        self._bases: set[int] = set()
+        self.substitutes: dict[int, Any] = {}
+        self.hidden: dict[int, torch.Tensor] = {}
+        self.reads: dict[int, list[Old]] = {}
+        self.owed: list[tuple[torch.Tensor, Any]] = []
+        self._values(found)
+        self.generators = self._generators(numpy) + self._objects(found.generators)
+        self._once_only = _OnceOnly(found, numpy)
+
+    def extend(self, found: Found) -> None:
+        """A part of the region runs for the first time in this call: what it holds is still as at the entry."""
+        self.boxes = self.boxes + found.boxes
+        self._values(found)
+        self.generators = self.generators + self._objects(found.generators)
+
+    def _values(self, found: Found) -> None:
+        self.flags += [(tensor, tensor.requires_grad) for tensor in found.tensors if tensor.is_leaf]
+        self.computed += [(tensor, version_of(tensor)) for tensor in found.tensors if not tensor.is_leaf]
+        self.arrays += [(array, Kept(array.tobytes(), array.nbytes)) for array in found.arrays if _plain_array(array)]
+        self._tensors(found.tensors)
+
+    def _tensors(self, tensors: list[torch.Tensor]) -> None:
+        bases = self._bases
+        for tensor in tensors:
+            memory = memory_of(tensor)
+            small = 0 < memory.nbytes <= SMALL_BYTES and memory.view is not None
+            if small and (type(tensor) is torch.Tensor or not isinstance(tensor, torch.nn.Parameter)):
+                if memory.base not in bases:
+                    bases.add(memory.base)
+                    self.exact.append((tensor, memory, memory.read()))
+            else:
+                self.watched.append(tensor)
+                self.signatures.append(signature(tensor))
+                self.keys.append(storage_key(tensor))
+
+    def _generators(self, numpy: bool) -> list[tuple[sources.Source, Kept]]:
+        found: list[tuple[sources.Source, Kept]] = [(sources.CPU, sources.take(sources.CPU))]
+        if torch.cuda.is_initialized():
+            found.append((sources.CUDA, sources.take(sources.CUDA)))
+        found.append((sources.PYTHON, sources.take(sources.PYTHON)))
+        if numpy and "numpy" in sys.modules:
+            found.append((sources.NUMPY, sources.take(sources.NUMPY)))
+        return found
+
+    def _objects(self, generators: list[Any]) -> list[tuple[sources.Source, Kept]]:
+        found = []
+        for one in generators:
+            source = sources.source_of(one)
+            state = source.get()
+            found.append((source, Kept(state, source.size(state))))
+        return found
+
+    def add_generators(self, seen: dict[int, tuple[sources.Source, Any]]) -> list[Any]:
+        """Add generators that only operations showed, in the state before their first draw; returns the new ones."""
+        known = {id(getattr(source, "generator", None)) for source, _ in self.generators}
+        new = []
+        for key, (source, state) in seen.items():
+            if key not in known:
+                self.generators.append((source, Kept(state, source.size(state))))
+                new.append(getattr(source, "generator", None))
+        return new
+
+    def by_address(self) -> dict[int, torch.Tensor]:
+        """The tensors that are there at the entry, by where their data begin."""
+        found = {memory.address: tensor for tensor, memory, _ in self.exact}
+        for tensor, sign in zip(self.watched, self.signatures, strict=True):
+            found[sign[1]] = tensor
+        found.pop(0, None)
+        return found
+
+    def moved(self) -> dict[int, torch.Tensor]:
+        """Tensors whose data were replaced in the body (``tensor.data = other``), by where their data begin now."""
+        found = {}
+        for tensor, memory, _ in self.exact:
+            now = memory_of(tensor)
+            if now is not memory:
+                found[now.address] = tensor
+        found.pop(0, None)
+        return found
+
+    def what_happened_once(self) -> str | None:
+        """After the body: the first thing that it did which cannot be rewound, in words; iterators are arranged for."""
+        return self._once_only.after(self)
+
+    def joined_graph(self) -> torch.Tensor | None:
+        """After the body: a tensor of the state that an operation with a gradient changed in place."""
+        for tensor, _ in self.flags:
+            if not tensor.is_leaf:
+                return tensor
+        for tensor, version in self.computed:
+            if version_of(tensor) != version:
+                return tensor
+        return None
+
+    def name_of(self, value: Any) -> str:
+        """What ``value`` is called where it is held."""
+        return name_in(self.boxes, value)
+
+
+def name_in(boxes: list[tuple[Box, Any, Any]], value: Any) -> str:
+    """The attribute, key or global under which ``value`` stands in ``boxes``."""
+    for how, box, token in boxes:
+        if how is NAME and token[0] is value:
+            return f"global {box[1]}"
+        if how.keyed:
+            for key, held in zip(*token, strict=True):
+                if held is value:
+                    return f"{how.word.removesuffix('s')} {key!r}"
+        elif any(held is value for held in how.values(token)):
+            return f"an element of a {how.word}"
+    return "a tensor"
+
+
+class _OnceOnly:
+    """Things whose use shows afterwards: iterators, caches of functions, files, NumPy's generator."""
+
+    def __init__(self, found: Found, numpy: bool) -> None:
+        self.iterators = [(one, position(one), _copied(one)) for one in found.iterators]
+        self.caches = [(one, one.cache_info()) for one in found.caches]
+        self.files = [(one, file_position(one)) for one in found.files]
+        self.words = None if numpy else _PEEK.look()
+
+    def after(self, entry: Entry) -> str | None:
+        for one, before, snapshot in self.iterators:
+            if position(one) == before:
+                continue
+            if snapshot is not None and any(_holds(token, how, one) for how, _, token in entry.boxes):
+                entry.substitutes[id(one)] = snapshot
+            else:
+                return f"consumed the iterator {type(one).__name__}"
+        for one, info in self.caches:
+            if one.cache_info().misses != info.misses:
+                return f"filled the cache of {one.__wrapped__.__qualname__}"
+        for one, at in self.files:
+            if file_position(one) != at:
+                return f"used the file {getattr(one, 'name', one)!r}"
+        if self.words is not None and _PEEK.look() != self.words:
+            return "drew from NumPy's random generator for the first time"
+        self.iterators, self.caches, self.files = [], [], []
+        return None
+
+
+def _holds(token: Any, how: Box, value: Any) -> bool:
+    return any(held is value for held in how.values(token))
+
+
+def _copied(iterator: Any) -> Any:
+    return copy.copy(iterator) if type(iterator).__name__ in _COPIED_ITERATORS else None
+
+
+def _plain_array(array: Any) -> bool:
+    return bool(array.flags.writeable and not array.dtype.hasobject)
+
+
+class Swap:
+    """Puts the entry in place for one replay, and the present back after it."""
+
+    def __init__(self, entry: Entry, *, name: str) -> None:
+        self.entry, self.name = entry, name
+        self.boxes = [how.take(box) for how, box, _ in entry.boxes]
+        self.memories: list[tuple[torch.Tensor, Memory, Kept]] = []
+        self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.flags = [tensor.requires_grad for tensor, _ in entry.flags]
+        self.arrays = [array.tobytes() for array, _ in entry.arrays]
+        self.generators = [source.get() for source, _ in entry.generators]
+        self.redo: list[tuple[Old, torch.Tensor]] = []
+        self.written: dict[int, list[Old]] = {}
+        tensors = [one for one, _, _ in entry.exact] + entry.watched
+        self.versioned, self.versions = tensors, [version_of(tensor) for tensor in tensors]
+        if -1 in self.versions:
+            self.versioned = [tensor for tensor in tensors if not tensor.is_inference()]
+            self.versions = [tensor._version for tensor in self.versioned]
+
+    def check(self) -> None:
+        """Raise if something that is not copied was changed outside any region."""
+        entry = self.entry
+        for tensor, own, key in zip(entry.watched, entry.signatures, entry.keys, strict=True):
+            wanted = own if key is None else log.expected(entry.epoch, key, own)
+            if signature(tensor) != wanted:
+                thing = entry.name_of(tensor)
+                raise ModifiedArgument(
+                    f"{thing} ({list(tensor.shape)}) was modified in place between the forward and the backward, "
+                    "outside any region, and is too large to be copied at every call",
+                    thing=thing,
+                    segment=self.name,
+                    hint="Change it after the backward, or inside a region.",
+                )
+
+    def to_entry(self) -> None:
+        """Bring everything to where the call found it."""
+        entry = self.entry
+        for (how, box, token), now in zip(entry.boxes, self.boxes, strict=True):
+            if entry.substitutes:
+                token = _substituted(how, token, entry.substitutes)
+            if not (now is token or how.same(box, token)):
+                how.put(box, token)
+        for tensor, memory, kept in entry.exact:
+            current = memory_of(tensor)
+            if current is not memory and current.address != memory.address:
+                self._replace(tensor, memory, kept)
+                continue
+            self.memories.append((tensor, current, current.read()))
+            if current.differs(kept):
+                current.write(kept)
+        for (array, kept), now in zip(entry.arrays, self.arrays, strict=True):
+            if now != kept.data:
+                _fill(array, kept.data)
+        for key in dict.fromkeys([*(key for key in entry.keys if key is not None), *entry.hidden]):
+            for old in reversed(entry.reads[key]) if key in entry.reads else log.since(entry.epoch, key):
+                self.redo.append((old, old.now()))
+                old.put()
+        for tensor, flag in entry.flags:
+            if tensor.requires_grad != flag:
+                tensor.requires_grad_(flag)
+        for source, kept in entry.generators:
+            source.bring(kept.data)
+
+    def _replace(self, tensor: torch.Tensor, memory: Memory, kept: Kept) -> None:
+        """``tensor.data = other`` was done since: give it a storage with the old bytes for the replay."""
+        with unseen(), torch.no_grad():
+            self.replaced.append((tensor, tensor.data))
+            flat = torch.frombuffer(bytearray(kept.data), dtype=torch.uint8)
+            old = torch.empty(0, dtype=tensor.dtype).set_(flat.untyped_storage(), *memory.geometry)
+            tensor.data = old
+
+    def to_present(self) -> None:
+        """Bring everything back. Each piece is tried even if another one fails; the first error is raised."""
+        errors: list[BaseException] = []
+        self._undone()
+        for step in (
+            self._generators_back, self._flags_back, self._boxes_back, self._data_back, self._bytes_back,
+            self._log_back, self._arrays_back, self._versions_back,
+        ):  # fmt: skip
+            _attempt(step, errors)
+        if errors:
+            raise errors[0]
+
+    def check_entry(self) -> None:
+        """Raise unless large state is what a guarded call found (its digest was taken at the entry)."""
+        for tensor, wanted in self.entry.owed:
+            if digest(tensor) != wanted:
+                thing = self.entry.name_of(tensor)
+                raise ReplayDivergence(
+                    f"{thing} ({list(tensor.shape)}) is not what the call found, after its old bytes were put back",
+                    thing=thing,
+                    segment=self.name,
+                    hint="It was written by code that no region ran, in a way that moves no version counter.",
+                )
+
+    def undo(self, written: dict[int, list[Old]]) -> None:
+        """Take a whole call back: what it wrote, then everything that was copied at its entry."""
+        self.written = written
+        self._undone()
+        self.written = {}
+        self.to_entry()
+
+    def _undone(self) -> None:
+        """Undo what the body of the replay wrote into large storages."""
+        for pieces in self.written.values():
+            for old in reversed(pieces):
+                old.put()
+
+    def _generators_back(self) -> None:
+        for (source, _), state in zip(self.entry.generators, self.generators, strict=True):
+            source.bring(state)
+
+    def _flags_back(self) -> None:
+        for (tensor, _), flag in zip(self.entry.flags, self.flags, strict=True):
+            if tensor.requires_grad != flag:
+                tensor.requires_grad_(flag)
+
+    def _boxes_back(self) -> None:
+        for (how, box, _), now in zip(self.entry.boxes, self.boxes, strict=True):
+            if not how.same(box, now):
+                how.put(box, now)
+
+    def _data_back(self) -> None:
+        with unseen(), torch.no_grad():
+            for tensor, data in self.replaced:
+                tensor.data = data
+
+    def _bytes_back(self) -> None:
+        for tensor, memory, kept in self.memories:
+            current = memory_of(tensor)
+            if current.address != memory.address:
+                self.replaced.clear()
+                self._replace(tensor, memory, kept)
+            elif current.differs(kept):
+                current.write(kept)
+
+    def _log_back(self) -> None:
+        for old, now in reversed(self.redo):
+            old.put(now)
+
+    def _arrays_back(self) -> None:
+        for (array, _), data in zip(self.entry.arrays, self.arrays, strict=True):
+            if array.tobytes() != data:
+                _fill(array, data)
+
+    def _versions_back(self) -> None:
+        set_versions(self.versioned, self.versions)
+
+
+def _attempt(step: Callable[[], None], errors: list[BaseException]) -> None:
+    try:
+        step()
+    except BaseException as error:  # noqa: BLE001 - collected, and raised by to_present
+        errors.append(error)
+
+
+def _fill(array: Any, data: bytes) -> None:
+    numpy = sys.modules["numpy"]
+    array[...] = numpy.frombuffer(data, dtype=array.dtype).reshape(array.shape)
+
+
+def _substituted(how: Box, token: Any, substitutes: dict[int, Any]) -> Any:
+    """``token`` with fresh copies of iterators in place of those that were consumed."""
+    if not any(id(value) in substitutes for value in how.values(token)):
+        return token
+
+    def swap(value: Any) -> Any:
+        found = substitutes.get(id(value))
+        return value if found is None else copy.copy(found)
+
+    if how.keyed:
+        return (token[0], tuple(map(swap, token[1])))
+    return type(token)(map(swap, token))

@@ -1,0 +1,319 @@
+"""The forward of one call: find the state, run the body, decide what to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from regrad.core.errors import InvalidRegion
+from regrad.torch.regions import log
+from regrad.torch.regions.arguments import Arguments
+from regrad.torch.regions.call import Call, unpack
+from regrad.torch.regions.discover.walk import Found, walk
+from regrad.torch.regions.effects import watch_effects
+from regrad.torch.regions.entry import Entry, Swap, signature
+from regrad.torch.regions.frames import LOCAL, LOCK, Frame
+from regrad.torch.regions.guard import Check, digest
+from regrad.torch.regions.old import Old
+from regrad.torch.regions.region import (
+    AUTO_ENGINE,
+    JOURNAL,
+    MANY_MODULES,
+    READ_SET,
+    SNAPSHOT,
+    Region,
+    numbers_of,
+    region_of,
+)
+from regrad.torch.regions.selective import Draws
+from regrad.torch.regions.settings import Settings, StateSpec
+from regrad.torch.regions.watch import Watch, storage_key
+
+MOST_KINDS = 1024
+ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+
+
+def run(
+    settings: Settings,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    context_fn: ContextFn | None = None,
+    check_metas: bool = True,
+) -> Any:
+    """Run a region: what every public call comes to."""
+    if not callable(function):
+        raise InvalidRegion(f"the region is a {type(function).__name__}, which cannot be called")
+    if not torch.is_grad_enabled() or _is_traced():
+        return function(*args, **kwargs)
+    region = region_of(function, settings)
+    region.calls += 1
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        region.keep("runs under a torch.func transform")
+        return function(*args, **kwargs)
+    watch_effects()
+    with LOCK:
+        forward = Forward(settings, region, function, args, kwargs, context_fn, check_metas)
+        if not forward.lazy:
+            return forward.run()
+    region.keep("gives lazy parameters their first shape")
+    return function(*args, **kwargs)
+
+
+def _is_traced() -> bool:
+    key = torch._C._TorchDispatchModeKey.PROXY
+    return torch._C._get_dispatch_mode(key) is not None or torch._C._get_tracing_state() is not None
+
+
+class Forward:
+    """The forward of one call."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        region: Region,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context_fn: ContextFn | None,
+        check_metas: bool,
+    ) -> None:
+        self.settings, self.region, self.function = settings, region, function
+        self.args, self.kwargs, self.context_fn = args, kwargs, context_fn
+        arguments = self.arguments = Arguments(args, kwargs)
+        training = function.training if isinstance(function, nn.Module) else None
+        sign = (training, arguments.signature())
+        self.learning = region.learning(sign) and settings.state is not None
+        self.numbers = numbers_of(function)
+        found = self._discover()
+        self.lazy, self.deferred = bool(found.lazy), found.deferred
+        self.sharded = found.sharded  # gathers weights into storages of its own, which are no state
+        numpy = self.learning or region.draws_numpy or "random" in region.reach.names
+        hidden = region.hidden_state() if settings.state == "auto" else ((), ())
+        found.generators.extend(hidden[1])
+        self.entry = Entry(found, log.begin(), numpy=numpy)
+        self.entry.hidden = dict(hidden[0])
+        self.call = call = Call(region, settings, function, arguments, self.entry)
+        call.signature, call.check_metas = sign, check_metas
+        first = settings.guard == "first" and settings.state is not None
+        if settings.guard == "always" or (first and region.must_check(sign)):
+            call.check = Check()
+        self._reaches()
+        self.logged: set[int] = set()
+        self.watch = self._watch(found)
+        call.watched = self.watch is not None
+        call.operations = None if self.watch is None else self.watch.operations
+        self._copy()
+
+    def _reaches(self) -> None:
+        entry = self.entry
+        log.reaches(entry.epoch, [*(key for key in entry.keys if key is not None), *entry.hidden])
+
+    def _discover(self) -> Found:
+        state = self.settings.state
+        if state is None:
+            return Found()
+        if isinstance(state, StateSpec):
+            roots: tuple[Any, ...] = (*state.tensors.values(), *state.objects, *state.generators)
+        else:
+            roots = (self.function, self.arguments.roots(), _modes())
+        few = None if self.learning else self.region.few(self.numbers)
+        found = walk(self.region.reach, roots, few)
+        if few is None:
+            self.region.modules = found.modules
+        return found
+
+    def _watch(self, found: Found) -> Watch | None:
+        region, state = self.region, self.settings.state
+        if state is None or self.context_fn is not None or found.compiled:
+            return None
+        hot = [key for key in self.entry.keys if key in region.engines]
+        pieces = any(region.engines.get(key) in (JOURNAL, READ_SET) for key in hot)
+        if not (self.learning or pieces or region.writes_data):
+            return None
+        wanted = self.settings.engine
+        self.call.pieces = pieces
+        return Watch(
+            whole={held.key for held in self.arguments.held if held.key is not None},
+            snapshot=wanted == "snapshot",
+            read_set=wanted == "read_set",
+            seen=isinstance(state, StateSpec) and region.calls == 1,
+        )
+
+    def _copy(self) -> None:
+        """Copy what this region is known to write."""
+        region, entry = self.region, self.entry
+        for index in region.mutated:
+            if index < len(self.arguments.held):
+                self.arguments.held[index].copy_before()
+        for tensor, key in zip(entry.watched, entry.keys, strict=True):
+            if key is not None and region.engines.get(key) == SNAPSHOT and key not in self.logged:
+                self.logged.add(key)
+                log.add(entry.epoch, key, Old(tensor, whole=True))
+        if self.settings.engine == "guarded":
+            entry.owed = [
+                (tensor, digest(tensor))
+                for tensor, key in zip(entry.watched, entry.keys, strict=True)
+                if not tensor.requires_grad and (key in region.engines or self.learning)
+            ]
+        for key, tensor in entry.hidden.items():
+            if key not in self.logged:
+                self.logged.add(key)
+                log.add(entry.epoch, key, Old(tensor, whole=True))
+
+    def run(self) -> Any:
+        """Run the body and decide."""
+        stack = LOCAL.stack
+        outer = stack[-1] if stack else None
+        frame = Frame(self.call, replaying=False)
+        self.call.once = frame.once
+        ordinal = 0
+        if outer is not None:
+            ordinal, outer.inner = outer.inner, outer.inner + 1
+        stack.append(frame)
+        try:
+            output = self._body()
+        finally:
+            stack.pop()
+        self._never_seen()
+        reason = self._changes()
+        if reason:
+            self.region.changed()
+        joined = self.entry.joined_graph()
+        if joined is not None:
+            reason = reason or f"made {self.entry.name_of(joined)} part of the graph in place"
+        reason = reason or self.entry.what_happened_once()
+        if frame.effect:
+            reason = reason or f"{frame.effect}, which a replay would do again"
+        if reason:
+            self.region.keep(reason)
+        for index, held in enumerate(self.arguments.held):
+            held.settle(outer, (ordinal, index))
+        self._reaches()  # what ran for the first time or showed itself has been added
+        self.call.finish(output, keep=bool(reason), nested=outer is not None)
+        return output
+
+    def _body(self) -> Any:
+        call = self.call
+        with ExitStack() as stack:
+            if self.deferred or (self.region.modules > MANY_MODULES and not self._knows_what_runs()):
+                stack.callback(register_module_forward_pre_hook(self._runs).remove)
+            stack.enter_context(saved_tensors_hooks(call.pack, unpack))
+            if self.context_fn is not None:
+                first, call.contexts = self.context_fn()
+                stack.enter_context(first)
+                call.draws = Draws()
+                stack.enter_context(call.draws.first())
+            elif self.watch is not None:
+                stack.enter_context(self.watch)
+            return self.function(*self.args, **self.kwargs)
+
+    def _knows_what_runs(self) -> bool:
+        if self.numbers in self.region.ran:
+            return True
+        if len(self.region.ran) >= MOST_KINDS:
+            self.region.ran.clear()
+        self.region.ran[self.numbers] = set()
+        return False
+
+    def _runs(self, module: nn.Module, args: Any) -> None:
+        """A module is about to run: note it, or look at one that was deferred."""
+        if not any(frame.owner is self.call for frame in LOCAL.stack):
+            return  # another thread
+        if id(module) in self.deferred:
+            self.deferred.discard(id(module))
+            self.entry.extend(walk(self.region.reach, (module,)))
+            self.call.state.update(self.entry.by_address())
+        self.region.ran.setdefault(self.numbers, set()).add(id(module))
+
+    def _never_seen(self) -> None:
+        """After the first call under a spec: refuse one that names tensors which no operation touched."""
+        state = self.settings.state
+        if self.watch is None or self.watch.seen is None or not isinstance(state, StateSpec):
+            return
+        names = [name for name, tensor in state.tensors.items() if storage_key(tensor) not in self.watch.seen]
+        if names:
+            self.region.calls -= 1
+            Swap(self.entry, name=self.region.name).undo(self.watch.touched)
+            raise InvalidRegion(
+                f"the StateSpec names {', '.join(names)}, which no operation of region {self.region.name} touches. "
+                "The call was undone. Leave it out, or name the tensor that the region uses."
+            )
+
+    def _changes(self) -> str | None:
+        """After the body: what was written. The first thing that nothing foresaw, in words, else ``None``."""
+        region, entry, watch = self.region, self.entry, self.watch
+        touched = {} if watch is None else watch.touched
+        reason = None
+        for index, held in enumerate(self.arguments.held):
+            pieces = touched.get(held.key) if held.key is not None else None
+            if held.changed() or pieces:
+                region.mutated.add(index)
+                held.old = held.old or (pieces[0] if pieces else None)
+                if held.old is None:
+                    reason = f"changed {held.name} in place for the first time"
+        written: set[int] = set()
+        for position, (tensor, key) in enumerate(zip(entry.watched, entry.keys, strict=True)):
+            now, before = signature(tensor), entry.signatures[position]
+            entry.signatures[position] = now
+            if now == before and key not in touched:
+                continue
+            if key is None or not self._logs(key, tensor, touched) or now[1] != before[1]:
+                reason = f"wrote {entry.name_of(tensor)} for the first time"
+            if key is not None:
+                written.add(key)
+                log.sign(key, now)
+        if self.settings.state == "auto" and not self.sharded:
+            self._hidden(touched, written)
+        for key in self.logged - written - set(entry.hidden):
+            log.withdraw(entry.epoch, key)
+        return reason
+
+    def _logs(self, key: int, tensor: torch.Tensor, touched: dict[int, list[Old]]) -> bool:
+        """Whether the old bytes of a storage that was written are kept; chooses how they will be from now on."""
+        region, entry = self.region, self.entry
+        pieces = touched.get(key, [])
+        if self.settings.engine == READ_SET and self.watch is not None and pieces:
+            entry.reads[key] = self.watch.reads.get(key, [])
+        if pieces and key not in self.logged:
+            for piece in pieces:
+                log.add(entry.epoch, key, piece)
+            self.logged.add(key)
+        if key not in region.engines or region.engines[key] == AUTO_ENGINE:
+            size = tensor.untyped_storage().nbytes()
+            region.choose(key, self.settings.engine, sum(piece.nbytes for piece in pieces) or size, size)
+        return key in self.logged
+
+    def _hidden(self, touched: dict[int, list[Old]], written: set[int]) -> None:
+        """State that operations wrote or drew from and that the walk did not find."""
+        region, entry = self.region, self.entry
+        if touched:
+            known = {storage_key(tensor) for tensor, _, _ in entry.exact} | set(entry.keys)
+            known |= {held.key for held in self.arguments.held}
+            for key, pieces in touched.items():
+                if key not in known:
+                    for piece in pieces:
+                        log.add(entry.epoch, key, piece)
+                    entry.hidden[key] = pieces[0].alias
+                    region.hide(key, pieces[0].alias)
+                    written.add(key)
+        if self.watch is not None and self.watch.generators:
+            region.hide_generators(entry.add_generators(self.watch.generators))
+
+
+def _modes() -> tuple[Any, ...]:
+    """The mode objects around a call, which may hold state."""
+    modes: tuple[Any, ...] = ()
+    if torch._C._len_torch_function_stack():
+        modes += tuple(_get_current_function_mode_stack())
+    if torch._C._len_torch_dispatch_stack():
+        modes += tuple(_get_current_dispatch_mode_stack())
+    return modes

@@ -1,0 +1,108 @@
+"""Old bytes of a storage: all of it, of one view, or of some rows of a view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from regrad.torch.regions.ambient import unseen
+from regrad.torch.regions.kept import Kept
+
+# Operations that write rows which an argument names: name -> (position of the dimension or None for 0, of the rows).
+_ROWS: dict[str, tuple[int | None, int]] = {
+    "index_copy_": (1, 2),
+    "index_add_": (1, 2),
+    "index_fill_": (1, 2),
+    "index_reduce_": (1, 2),
+    "embedding_renorm_": (None, 1),
+}
+
+
+class Old:
+    """The bytes that stood at one place of a storage when this was made.
+
+    Written through an alias with a version counter of its own, hidden from all modes: nothing that anyone looks at moves.
+    """
+
+    __slots__ = ("alias", "geometry", "kept", "rows")
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        *,
+        whole: bool = False,
+        lazy: bool = False,
+        rows: tuple[int, torch.Tensor] | None = None,
+    ) -> None:
+        with unseen(), torch.no_grad():
+            storage = tensor.untyped_storage()
+            self.geometry = None if whole else (tensor.size(), tensor.stride(), tensor.storage_offset())
+            dtype = torch.uint8 if whole else tensor.dtype
+            self.alias = torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
+        self.rows = rows
+        self.kept: Kept = _NOTHING
+        if not lazy:
+            self.fill()
+
+    def fill(self) -> Old:
+        """Copy the bytes."""
+        copy = self.now()
+        self.kept = Kept(copy, copy.untyped_storage().nbytes())
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy."""
+        return self.kept.nbytes
+
+    def covers(self, other: Old) -> bool:
+        """Whether every byte of ``other`` is surely among those of this piece."""
+        if self.rows is not None or other.rows is not None:
+            return False
+        return self.geometry is None or self.geometry == other.geometry
+
+    def now(self) -> torch.Tensor:
+        """A copy of what stands there now."""
+        with unseen(), torch.no_grad():
+            view = self._view()
+            return view.clone() if self.rows is None else view.index_select(*self.rows)
+
+    def put(self, data: torch.Tensor | None = None) -> None:
+        """Write the old bytes (or ``data`` from :meth:`now`) there."""
+        data = self.kept.data if data is None else data
+        with unseen(), torch.no_grad():
+            view = self._view()
+            if self.rows is None:
+                view.copy_(data)
+            else:
+                view.index_copy_(*self.rows, data)
+
+    def _view(self) -> torch.Tensor:
+        return self.alias if self.geometry is None else self.alias.as_strided(*self.geometry)
+
+
+_NOTHING = Kept(None, 0)
+
+
+def rows_written(tensor: torch.Tensor, operation: Any, args: Any) -> Old | None:
+    """The rows of ``tensor`` that ``operation`` is about to write; ``None`` if its arguments do not name rows."""
+    name = operation._schema.name.partition("::")[2]
+    if name in _ROWS:
+        at, index = _ROWS[name]
+        dimension, rows = 0 if at is None else args[at], args[index]
+    elif name in ("index_put_", "_index_put_impl_"):
+        indices = args[1]
+        if not indices or indices[0] is None or any(one is not None for one in indices[1:]):
+            return None
+        dimension, rows = 0, indices[0]
+    else:
+        return None
+    if rows.dtype not in (torch.int64, torch.int32) or not rows.numel():
+        return None
+    with unseen(), torch.no_grad():
+        rows = rows.detach().reshape(-1).to(torch.int64)
+        rows = torch.where(rows < 0, rows + tensor.size(dimension), rows).unique()
+        if rows.numel() and (int(rows[0]) < 0 or int(rows[-1]) >= tensor.size(dimension)):
+            return None
+    return Old(tensor, rows=(dimension, rows))

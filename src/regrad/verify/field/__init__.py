@@ -1,0 +1,1 @@
+"""The field suite: real bug reports as programs."""
