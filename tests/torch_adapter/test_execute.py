@@ -9,7 +9,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from conftest import as_bytes, forward_counter, train
+from comparing import as_bytes, forward_counter, train
 from torch import nn
 
 import regrad.torch as rt

@@ -9,7 +9,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from conftest import snapshot
+from comparing import snapshot
 from test_execute import transformers_model
 from torch import nn
 

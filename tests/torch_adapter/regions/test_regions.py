@@ -356,3 +356,25 @@ def test_transformers_gradient_checkpointing_takes_it():
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         grads.append([p.grad for p in model.parameters()])
     assert_same(*grads)
+
+
+def test_a_call_that_never_ends_does_not_keep_the_log_of_others():
+    other = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+    waiting = checkpoint(other, torch.randn(5, 4))  # its backward never comes while the queue trains
+    model, ck, after = Queue(), Checkpoint(engine="journal"), []
+    for _ in range(20):
+        ck(model, torch.randn(5, 4)).sum().backward()
+        after.append(retained_bytes())
+    assert after[-1] == after[2]
+    waiting.sum().backward()
+
+
+def test_fake_tensors_pass_through():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Tanh())
+        x = torch.randn(5, 4, requires_grad=True)
+        for _ in range(4):
+            checkpoint(model, x).sum().backward()
+        assert x.grad.shape == (5, 4)

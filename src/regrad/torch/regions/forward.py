@@ -193,12 +193,12 @@ class Forward:
         reason = reason or self.entry.what_happened_once()
         if frame.effect:
             reason = reason or f"{frame.effect}, which a replay would do again"
-        if reason:
-            self.region.keep(reason)
         for index, held in enumerate(self.arguments.held):
             held.settle(outer, (ordinal, index))
         self._reaches()  # what ran for the first time or showed itself has been added
         self.call.finish(output, keep=bool(reason), nested=outer is not None)
+        if reason:
+            self.region.keep(reason)
         return output
 
     def _body(self) -> Any:

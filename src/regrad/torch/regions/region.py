@@ -132,7 +132,7 @@ class Region:
                 f"region {self.name} keeps its activations instead of being replayed: it {reason}. The result is exact "
                 "and no memory is saved for this call. Move it out of the region, or wrap it in rt.once(...).",
                 RegionKept,
-                stacklevel=5,
+                stacklevel=7,
             )
         self.kept[reason] += 1
 

@@ -210,7 +210,7 @@ class Walk:
         if fsdp != self._fsdp:
             self._inside_fsdp(module)
         self._follow(token)
-        if "_orig_mod" in attributes["_modules"]:
+        if "_orig_mod" in attributes["_modules"] or attributes.get("_compiled_call_impl") is not None:
             self.found.compiled = True
         if not plain:
             slots = bx.slots_of(kind)
@@ -258,6 +258,11 @@ class Walk:
             return
         if isinstance(value, functools.partial):
             self._waiting += [value.func, value.args, value.keywords]
+            return
+        original = value.__dict__.get("_torchdynamo_orig_callable")
+        if original is not None:
+            self.found.compiled = True
+            self._waiting.append(original)
             return
         if is_library(value.__module__) and not value.__closure__:
             return
