@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 import regrad.torch as rt
+from regrad.bench.record import write_result
 from regrad.bench.subjects import SUBJECTS, Subject
 from regrad.core.simulate_trace import Range
 from regrad.core.trace import Trace
@@ -137,6 +138,7 @@ def main() -> int:
     parser.add_argument("--gradients", nargs="+", default=["fresh", "kept"])
     parser.add_argument("--plans", type=int, default=PLANS)
     parser.add_argument("--json", type=Path, help="write every row to this file")
+    parser.add_argument("--out", type=Path, help="folder for a dated result, such as benchmarks/results")
     settings = parser.parse_args()
     rows: list[Row] = []
     outside = 0
@@ -159,6 +161,8 @@ def main() -> int:
             sys.stdout.flush()
     if settings.json is not None:
         settings.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    if settings.out is not None:
+        write_result("prediction", {"plans": settings.plans, "rows": [asdict(row) for row in rows]}, settings.out)
     return 1 if outside else 0
 
 
