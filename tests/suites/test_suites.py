@@ -86,6 +86,7 @@ def test_the_sizes_of_the_full_suites():
         "engines": 1200,
         "complex-step": 96,
         "alias": 300,
+        "field": 64,
     }
     assert len(ENGINES) == 5
 
