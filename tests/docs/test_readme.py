@@ -37,7 +37,7 @@ def test_the_two_commands_are_targets_of_the_makefile():
 
 
 def test_ten_lines_plan_a_model(tmp_path):
-    (block,) = PYTHON_BLOCKS
+    block, _ = PYTHON_BLOCKS
     assert len([line for line in block.splitlines() if line.strip()]) == 10
     file = tmp_path / "my_model.py"
     file.write_text(block, encoding="utf-8")
@@ -48,6 +48,15 @@ def test_ten_lines_plan_a_model(tmp_path):
     losses = json.loads(done.stdout.splitlines()[-1])
     assert len(losses) == 3
     assert losses[2] < losses[0]
+
+
+def test_the_drop_in_counts_nothing_twice(tmp_path):
+    _, block = PYTHON_BLOCKS
+    file = tmp_path / "drop_in.py"
+    file.write_text(block, encoding="utf-8")
+    done = run([sys.executable, file.name], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["tensor(1)"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
