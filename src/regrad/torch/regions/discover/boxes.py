@@ -7,6 +7,7 @@ entries of their own. The base class's methods are used on subclasses, so that n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from operator import is_
@@ -18,19 +19,19 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 _KEYS: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
 
-class Box:
+class Box(ABC):
     """How one type of container is read and written. Stateless; one instance a type."""
 
     word = "object"
     keyed = False  # whether a token is (keys, values)
 
+    @abstractmethod
     def take(self, box: Any) -> Any:
         """The contents now, as a value that does not change."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, box: Any, token: Any) -> None:
         """Make the contents those of ``token``."""
-        raise NotImplementedError
 
     def same(self, box: Any, token: Any) -> bool:
         """Whether the contents are those of ``token``."""

@@ -6,6 +6,7 @@ import ctypes
 import random
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -13,18 +14,18 @@ import torch
 from regrad.torch.regions.kept import Kept
 
 
-class Source:
+class Source(ABC):
     """One generator. ``name`` is for messages."""
 
     name = "generator"
 
+    @abstractmethod
     def get(self) -> Any:
         """Its state, comparable by :meth:`same`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set(self, state: Any) -> None:
         """Put it there."""
-        raise NotImplementedError
 
     def same(self, one: Any, other: Any) -> bool:
         """Whether two states are the same."""
