@@ -9,7 +9,7 @@ copy refers to the *copied* module and runs the copy's weights, and pickling wor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -22,6 +22,8 @@ from regrad.core.plan import Plan
 from regrad.torch.fingerprint import difference, fingerprint
 from regrad.torch.recompute import recompute
 
+Engine = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
 
 class PlannedForward:
     """What stands in for one module's ``forward`` while a plan is applied.
@@ -30,10 +32,18 @@ class PlannedForward:
     training   the mode that the plan was made in; in the other mode, and without gradients, nothing changes
     overrides  keyword arguments that the module is called with, such as ``use_cache=False``
     root       whether this is the model itself, whose calls mark where a step begins
+    engine     what runs a recomputed call: ``engine(forward, args, kwargs)``
     """
 
     def __init__(
-        self, module: nn.Module, *, calls: tuple[bool, ...], training: bool, overrides: dict[str, Any], root: bool
+        self,
+        module: nn.Module,
+        *,
+        calls: tuple[bool, ...],
+        training: bool,
+        overrides: dict[str, Any],
+        root: bool,
+        engine: Engine,
     ) -> None:
         self.module = module
         self.previous: Callable[..., Any] | None = vars(module).get("forward")
@@ -41,6 +51,7 @@ class PlannedForward:
         self.training = training
         self.overrides = overrides
         self.root = root
+        self.engine = engine
         self.position = 0
 
     @property
@@ -61,7 +72,7 @@ class PlannedForward:
             kwargs = {**kwargs, **self.overrides}
         if not self._recomputes_this_call():
             return self.original(*args, **kwargs)
-        return recompute(self.original, args, kwargs)
+        return self.engine(self.original, args, kwargs)
 
     def _recomputes_this_call(self) -> bool:
         if len(self.calls) == 1:
@@ -120,12 +131,17 @@ def call_flags(calls: Iterable[tuple[str, int, bool]]) -> dict[str, tuple[bool, 
 
 
 def install_plan(
-    model: nn.Module, calls: dict[str, tuple[bool, ...]], *, training: bool, cache_off: str | None
+    model: nn.Module,
+    calls: dict[str, tuple[bool, ...]],
+    *,
+    training: bool,
+    cache_off: str | None,
+    engine: Engine = recompute,
 ) -> None:
-    """Put recomputation of the flagged calls on a model, without a check."""
+    """Put recomputation of the flagged calls by ``engine`` on a model, without a check."""
     modules = dict(model.named_modules())
     for name, flags in calls.items():
-        install(modules[name], calls=flags, training=training)
+        install(modules[name], calls=flags, training=training, engine=engine)
     if cache_off is not None:
         install(modules[cache_off], training=training, overrides={"use_cache": False})
     if any(len(flags) > 1 for flags in calls.values()):
@@ -139,6 +155,7 @@ def install(
     training: bool,
     overrides: dict[str, Any] | None = None,
     root: bool = False,
+    engine: Engine = recompute,
 ) -> None:
     """Put a :class:`PlannedForward` on ``module``, or add to the one that it has."""
     planned = vars(module).get("forward")
@@ -147,7 +164,9 @@ def install(
         planned.overrides = {**planned.overrides, **(overrides or {})}
         planned.root = planned.root or root
         return
-    module.forward = PlannedForward(module, calls=calls, training=training, overrides=overrides or {}, root=root)
+    module.forward = PlannedForward(
+        module, calls=calls, training=training, overrides=overrides or {}, root=root, engine=engine
+    )
 
 
 def remove(model: nn.Module) -> nn.Module:
