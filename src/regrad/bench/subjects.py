@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,23 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import regrad.torch as rt
-
-
-class ResidualBlock(nn.Module):
-    """Two convolutions with group norm around a skip."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1),
-            nn.GroupNorm(8, channels),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1),
-            nn.GroupNorm(8, channels),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(x + self.body(x))
+from regrad.bench.zoo.convolutional import ResidualBlock, UNet
+from regrad.bench.zoo.hugging_face import model_of
+from regrad.bench.zoo.recurrent import LSTM
 
 
 class ConvNet(nn.Module):
@@ -50,51 +35,6 @@ class ConvNet(nn.Module):
             if stage < 2:
                 x = self.downs[stage](x)
         return F.cross_entropy(self.head(x.mean((2, 3))), labels)
-
-
-class UNet(nn.Module):
-    """Down and up with long skips, group norm, a denoising loss."""
-
-    def __init__(self, channels: int = 16, depth: int = 3) -> None:
-        super().__init__()
-        widths = [channels * 2**i for i in range(depth + 1)]
-        self.stem = nn.Conv2d(1, channels, 3, padding=1)
-        self.encoders = nn.ModuleList(nn.Sequential(ResidualBlock(w), ResidualBlock(w)) for w in widths[:-1])
-        self.downs = nn.ModuleList(nn.Conv2d(a, b, 2, stride=2) for a, b in itertools.pairwise(widths))
-        self.middle = nn.Sequential(ResidualBlock(widths[-1]), ResidualBlock(widths[-1]))
-        self.ups = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in itertools.pairwise(widths))
-        self.joins = nn.ModuleList(nn.Conv2d(2 * w, w, 1) for w in widths[:-1])
-        self.decoders = nn.ModuleList(nn.Sequential(ResidualBlock(w), ResidualBlock(w)) for w in widths[:-1])
-        self.out = nn.Conv2d(channels, 1, 1)
-
-    def forward(self, noisy: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
-        x, skips = self.stem(noisy), []
-        for encode, down in zip(self.encoders, self.downs, strict=True):
-            x = encode(x)
-            skips.append(x)
-            x = down(x)
-        x = self.middle(x)
-        for level in reversed(range(len(skips))):
-            x = self.joins[level](torch.cat([self.ups[level](x), skips[level]], 1))
-            x = self.decoders[level](x)
-        return F.mse_loss(self.out(x), clean)
-
-
-class LSTM(nn.Module):
-    """A language model of stacked one-layer LSTMs with dropout between."""
-
-    def __init__(self, vocabulary: int = 256, width: int = 128, layers: int = 4) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(layers))
-        self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = self.dropout(layer(x)[0])
-        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
 class GPT(nn.Module):
@@ -130,16 +70,11 @@ def _gpt() -> tuple[nn.Module, Any]:
 
 def _hugging_face(kind: str, **settings: Any) -> Callable[[], tuple[nn.Module, Any]]:
     def build() -> tuple[nn.Module, Any]:
-        import transformers
-
-        config = getattr(transformers, f"{kind}Config")(**settings)
         if kind == "ViT":
-            images = torch.randn(8, 3, 32, 32)
-            model = transformers.ViTForImageClassification(config)
-            return model.train(), {"pixel_values": images, "labels": torch.randint(10, (8,))}
+            model = model_of(kind, "AutoModelForImageClassification", **settings)
+            return model, {"pixel_values": torch.randn(8, 3, 32, 32), "labels": torch.randint(10, (8,))}
         ids = _tokens(4, 128)
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        return model.train(), {"input_ids": ids, "labels": ids}
+        return model_of(kind, "AutoModelForCausalLM", **settings), {"input_ids": ids, "labels": ids}
 
     return build
 
