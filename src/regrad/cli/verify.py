@@ -14,7 +14,7 @@ from rich.text import Text
 from regrad.cli.output import Answer, answering, progress_bar
 
 if TYPE_CHECKING:
-    from regrad.verify.records import Summary
+    from regrad.verify.records import Grid, Summary
 
 # nine columns in 80 characters
 COLUMNS = {
@@ -33,7 +33,7 @@ def verify(
     suites: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SUITE]…", help="numeric, bytes, engines, complex-step, alias, field; all of them without one."
+            metavar="[SUITE]…", help="numeric, bytes, engines, complex-step, alias, cohort, field; all without one."
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="The published sizes: minutes, not seconds.")] = False,
@@ -43,7 +43,8 @@ def verify(
 ) -> None:
     """Run seeded random programs through every replay engine and compare with independent derivatives and all bytes.
 
-    Exit code 1 if a suite finds a difference, an error above its bound, or does not catch a fault that was planted.
+    cohort and field run on PyTorch, beside torch's own checkpoints. Exit code 1 if a suite finds a difference that it
+    should not, an error above its bound, or does not catch a fault that was planted.
     """
     with answering(Answer("verify", ", ".join(suites or ()), False)) as answer:
         from regrad.verify.run import run_suites
@@ -68,6 +69,8 @@ def verify_report(summaries: list[Summary]) -> RenderableType:
         if summary.errors:
             title = f"{summary.suite}: gradient error a run, largest {summary.max_gradient_error:.3g}"
             parts += _bars(title, summary.histogram(summary.errors, ERROR_EDGES), "{:>8.2g}")
+        for grid in summary.grids:
+            parts += _grid(summary.suite, grid)
         notes = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in summary.more.items())
         if notes:
             parts.append(Text(f"{summary.suite}: {notes}", style="dim"))
@@ -91,6 +94,16 @@ def _table(summaries: list[Summary]) -> Table:
         cells = [f"{count:,}" for count in counts] + [error, faults, f"{summary.seconds:.1f}\u00a0s"]
         table.add_row(Text(summary.suite, style="bold red" if summary.failures else ""), *cells)
     return table
+
+
+def _grid(suite: str, grid: Grid) -> list[RenderableType]:
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, header_style="bold")
+    for position, name in enumerate(grid.columns):
+        table.add_column(name, justify="right" if position else "left")
+    for row in grid.rows:
+        table.add_row(*row)
+    shown: list[RenderableType] = [Text(f"\n{suite}: {grid.title}", style="bold"), table]
+    return [*shown, Text(grid.note, style="dim")] if grid.note else shown
 
 
 def _bars(title: str, histogram: list[list[float]], edge: str) -> list[RenderableType]:

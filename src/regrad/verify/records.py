@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,22 @@ class Run:
         return json.dumps(body | self.more, allow_nan=False)
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A table of a suite's own: a title, column heads (the first over the names of rows), rows of words, a note below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
 @dataclass
 class Summary:
-    """What a suite came to. It passed if ``failures`` is empty."""
+    """What a suite came to. It passed if ``failures`` is empty.
+
+    Some suites show what another library leaves: ``expected_diverged`` and ``expected_unsupported`` say how often.
+    """
 
     suite: str
     programs: int = 0
@@ -51,11 +64,13 @@ class Summary:
     not_run: int = 0
     max_gradient_error: float = 0.0
     bound: float | None = None
+    expected_diverged: int = 0
     expected_unsupported: int = 0
     faults_planted: int = 0
     faults_caught: int = 0
     faults: dict[str, list[int]] = field(default_factory=dict)  # name: [planted, caught]
     more: dict[str, Any] = field(default_factory=dict)
+    grids: list[Grid] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
@@ -87,8 +102,9 @@ class Summary:
 
     def judge(self) -> None:
         """Collect what is wrong in ``failures``."""
-        if self.diverged:
-            self.failures.append(f"{self.diverged} runs diverged")
+        if self.diverged != self.expected_diverged:
+            wanted = f", not {self.expected_diverged}" if self.expected_diverged else ""
+            self.failures.append(f"{self.diverged} runs diverged{wanted}")
         if self.unsupported != self.expected_unsupported:
             self.failures.append(f"{self.unsupported} runs are unsupported, not {self.expected_unsupported}")
         if self.not_run:
@@ -131,6 +147,7 @@ class Summary:
             "median_max_gradient": self.median_gradient if self.gradients else None,
             "max_gradient_histogram": self.histogram(self.gradients, GRADIENT_EDGES),
             "gradient_error_histogram": self.histogram(self.errors, ERROR_EDGES) if finite else [],
+            "tables": [asdict(grid) for grid in self.grids],
             "passed": not self.failures,
             "failures": self.failures,
             "run_seconds": round(self.seconds, 3),

@@ -8,6 +8,7 @@ from pathlib import Path
 from regrad.core.errors import InvalidPlan
 from regrad.verify.alias import Alias
 from regrad.verify.bytes import Bytes
+from regrad.verify.cohort.suite import Cohort
 from regrad.verify.complex_step import ComplexStep
 from regrad.verify.engines import Engines
 from regrad.verify.field.suite import Field
@@ -16,7 +17,7 @@ from regrad.verify.records import Run, Summary
 from regrad.verify.suite import Suite
 
 SUITES: dict[str, Suite] = {
-    suite.name: suite for suite in (Numeric(), Bytes(), Engines(), ComplexStep(), Alias(), Field())
+    suite.name: suite for suite in (Numeric(), Bytes(), Engines(), ComplexStep(), Alias(), Cohort(), Field())
 }
 
 Report = Callable[[str, float], None]

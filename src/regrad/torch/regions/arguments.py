@@ -133,22 +133,29 @@ class Held:
 
 
 class Arguments:
-    """All arguments of a call: ``leaves`` with tensors that require gradients taken out into :class:`Held`."""
+    """All arguments of a call, with the tensors that require gradients taken out into :class:`Held`.
+
+    A tensor that is given twice is held once, and one object in the replay too: code may ask whether a query *is* its key.
+    """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.held: list[Held] = []
-        self.args = tuple([self._take(value, f"argument {i}") for i, value in enumerate(args)])
-        self.kwargs = {name: self._take(value, f"argument `{name}`") for name, value in kwargs.items()}
+        seen: dict[int, Held] = {}
+        self.args = tuple([self._take(value, f"argument {i}", seen) for i, value in enumerate(args)])
+        self.kwargs = {name: self._take(value, f"argument `{name}`", seen) for name, value in kwargs.items()}
 
-    def _take(self, value: Any, name: str) -> Any:
+    def _take(self, value: Any, name: str, seen: dict[int, Held]) -> Any:
         if isinstance(value, torch.Tensor):
             _check_alive(value, name)
             if value.requires_grad:
-                self.held.append(Held(value, name))
-                return self.held[-1]
+                held = seen.get(id(value))
+                if held is None:
+                    held = seen[id(value)] = Held(value, name)
+                    self.held.append(held)
+                return held
             return value
         if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_make")):
-            parts = [self._take(part, f"{name}[{i}]") for i, part in enumerate(value)]
+            parts = [self._take(part, f"{name}[{i}]", seen) for i, part in enumerate(value)]
             if any(a is not b for a, b in zip(parts, value, strict=True)):
                 return _Pack(type(value), tuple(parts))
         return value
@@ -167,21 +174,32 @@ class Arguments:
 
     def give(self, region: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments for one replay."""
-        privates: dict[int | None, torch.Tensor] = {}
-
-        def back(value: Any) -> Any:
-            if isinstance(value, Held):
-                return value.give(region, privates)
-            if isinstance(value, _Pack):
-                parts = tuple(map(back, value.parts))
-                return parts if value.kind is tuple else value.kind._make(parts)
-            return value
-
-        return tuple(map(back, self.args)), {name: back(value) for name, value in self.kwargs.items()}
+        given = _Given(region)
+        return tuple(map(given.back, self.args)), {name: given.back(value) for name, value in self.kwargs.items()}
 
     def signature(self) -> tuple[Any, ...]:
         """What kind of call it is: types and plain values, not sizes."""
         return (*map(_kind, self.args), *((name, _kind(value)) for name, value in self.kwargs.items()))
+
+
+class _Given:
+    """The arguments of one replay: each held tensor is one object there, however often it was given."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.privates: dict[int | None, torch.Tensor] = {}
+
+    def back(self, value: Any) -> Any:
+        """``value`` with the tensors in place of what holds them."""
+        if isinstance(value, Held):
+            if id(value) not in self.tensors:
+                self.tensors[id(value)] = value.give(self.region, self.privates)
+            return self.tensors[id(value)]
+        if isinstance(value, _Pack):
+            parts = tuple(map(self.back, value.parts))
+            return parts if value.kind is tuple else value.kind._make(parts)
+        return value
 
 
 class _Pack:

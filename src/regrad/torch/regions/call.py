@@ -14,7 +14,7 @@ from regrad.torch.regions.cut import Cutter, find_cut
 from regrad.torch.regions.discover.tensors import address_of
 from regrad.torch.regions.entry import Entry, version_of
 from regrad.torch.regions.frames import Frame
-from regrad.torch.regions.guard import Check, digest, output_tensors, user_line
+from regrad.torch.regions.guard import Check, digest, is_workspace, output_tensors, user_line
 from regrad.torch.regions.region import Region
 from regrad.torch.regions.settings import Settings
 
@@ -31,6 +31,10 @@ class Holder:
         self.call, self.index = call, index
         self.value: torch.Tensor | None = None
         self.kept, self.version = False, -1
+        call.alive += 1
+
+    def __del__(self) -> None:
+        self.call.lost()
 
     def borrow(self) -> torch.Tensor:
         """The tensor, from a replay if need be."""
@@ -72,6 +76,7 @@ class Call:
         self.draws: Any = None
         self.check_metas = True
         self.epoch = entry.epoch
+        self.alive = 0
 
     def __del__(self) -> None:
         log.end(self.epoch)
@@ -129,7 +134,8 @@ class Call:
                 self.metas.append((tensor.shape, tensor.dtype))
         if self.check is not None and not keep:
             self.check.saved = [
-                None if meta is None else digest(tensor) for (tensor, *_), meta in zip(saved, self.metas, strict=True)
+                None if meta is None or is_workspace(tensor) else digest(tensor)
+                for (tensor, *_), meta in zip(saved, self.metas, strict=True)
             ]
             self.check.outputs = [digest(tensor) for tensor in output_tensors(output)]
         for ref in self.lent.values():
@@ -153,6 +159,13 @@ class Call:
         if cut.count != len(self.holders) or any(self.metas[cut.last + 1 :]):
             return None
         return Cutter(cut)
+
+    def lost(self) -> None:
+        """One of its holders died. After the last one nothing asks for a replay, though what the call holds may lead
+        back to its own graph: a context variable or a container that collects outputs."""
+        self.alive -= 1
+        if not self.alive and self.saved is None:
+            self._let_go()
 
     def _let_go(self) -> None:
         """Nothing will be replayed: hold none of what only a replay needs."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from regrad.core.errors import ModifiedArgument, ReplayDivergence
 from regrad.torch.regions import log
@@ -45,10 +46,12 @@ class Entry:
 
     exact     small tensors: a copy of the storage's bytes
     watched   parameters and large tensors: signatures only; what is known to be written is in the epoch log
+
+    With ``large_only`` nothing is copied: the call will not be replayed, and only what it logs matters.
     """
 
-    def __init__(self, found: Found, epoch: int, *, numpy: bool) -> None:
-        self.epoch = epoch
+    def __init__(self, found: Found, epoch: int, *, numpy: bool, large_only: bool = False) -> None:
+        self.epoch, self.large_only = epoch, large_only
         self.ambient = Ambient()
         self.boxes = found.boxes
         self.exact: list[tuple[torch.Tensor, Memory, Kept]] = []
@@ -64,7 +67,7 @@ class Entry:
         self.reads: dict[int, list[Old]] = {}
         self.owed: list[tuple[torch.Tensor, Any]] = []
         self._values(found)
-        self.generators = self._generators(numpy) + self._objects(found.generators)
+        self.generators = [] if large_only else self._generators(numpy) + self._objects(found.generators)
         self._once_only = _OnceOnly(found, numpy)
 
     def extend(self, found: Found) -> None:
@@ -76,16 +79,19 @@ class Entry:
     def _values(self, found: Found) -> None:
         self.flags += [(tensor, tensor.requires_grad) for tensor in found.tensors if tensor.is_leaf]
         self.computed += [(tensor, version_of(tensor)) for tensor in found.tensors if not tensor.is_leaf]
-        self.arrays += [(array, Kept(array.tobytes(), array.nbytes)) for array in found.arrays if _plain_array(array)]
         self._tensors(found.tensors)
+        if not self.large_only:
+            self.arrays += [(one, Kept(one.tobytes(), one.nbytes)) for one in found.arrays if _plain_array(one)]
 
     def _tensors(self, tensors: list[torch.Tensor]) -> None:
         bases = self._bases
         for tensor in tensors:
+            if isinstance(tensor, FakeTensor):
+                continue  # it has no bytes to bring back
             memory = memory_of(tensor)
             small = 0 < memory.nbytes <= SMALL_BYTES and memory.view is not None
             if small and (type(tensor) is torch.Tensor or not isinstance(tensor, torch.nn.Parameter)):
-                if memory.base not in bases:
+                if memory.base not in bases and not self.large_only:
                     bases.add(memory.base)
                     self.exact.append((tensor, memory, memory.read()))
             else:
@@ -235,8 +241,8 @@ class Swap:
         """Raise if something that is not copied was changed outside any region."""
         entry = self.entry
         for tensor, own, key in zip(entry.watched, entry.signatures, entry.keys, strict=True):
-            wanted = own if key is None else log.expected(entry.epoch, key, own)
-            if signature(tensor) != wanted:
+            now = signature(tensor)
+            if now != own if key is None else not log.is_as_left(entry.epoch, key, id(tensor), own, now):
                 thing = entry.name_of(tensor)
                 raise ModifiedArgument(
                     f"{thing} ({list(tensor.shape)}) was modified in place between the forward and the backward, "
@@ -279,7 +285,10 @@ class Swap:
         """``tensor.data = other`` was done since: give it a storage with the old bytes for the replay."""
         with unseen(), torch.no_grad():
             self.replaced.append((tensor, tensor.data))
-            flat = torch.frombuffer(bytearray(kept.data), dtype=torch.uint8)
+            data = kept.data
+            flat = (
+                data.clone() if isinstance(data, torch.Tensor) else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            )
             old = torch.empty(0, dtype=tensor.dtype).set_(flat.untyped_storage(), *memory.geometry)
             tensor.data = old
 

@@ -48,8 +48,10 @@ def run(
     kwargs: dict[str, Any],
     context_fn: ContextFn | None = None,
     check_metas: bool = True,
+    log_only: bool = False,
 ) -> Any:
-    """Run a region: what every public call comes to."""
+    """Run a region: what every public call comes to. With ``log_only`` it keeps its activations as eager does, and what
+    it overwrites of large state is kept for the replays of others."""
     if not callable(function):
         raise InvalidRegion(f"the region is a {type(function).__name__}, which cannot be called")
     if not torch.is_grad_enabled() or _is_traced():
@@ -61,7 +63,7 @@ def run(
         return function(*args, **kwargs)
     watch_effects()
     with LOCK:
-        forward = Forward(settings, region, function, args, kwargs, context_fn, check_metas)
+        forward = Forward(settings, region, function, args, kwargs, context_fn, check_metas, log_only)
         if not forward.lazy:
             return forward.run()
     region.keep("gives lazy parameters their first shape")
@@ -85,9 +87,10 @@ class Forward:
         kwargs: dict[str, Any],
         context_fn: ContextFn | None,
         check_metas: bool,
+        log_only: bool,
     ) -> None:
         self.settings, self.region, self.function = settings, region, function
-        self.args, self.kwargs, self.context_fn = args, kwargs, context_fn
+        self.args, self.kwargs, self.context_fn, self.log_only = args, kwargs, context_fn, log_only
         arguments = self.arguments = Arguments(args, kwargs)
         training = function.training if isinstance(function, nn.Module) else None
         sign = (training, arguments.signature())
@@ -99,7 +102,7 @@ class Forward:
         numpy = self.learning or region.draws_numpy or "random" in region.reach.names
         hidden = region.hidden_state() if settings.state == "auto" else ((), ())
         found.generators.extend(hidden[1])
-        self.entry = Entry(found, log.begin(), numpy=numpy)
+        self.entry = Entry(found, log.begin(), numpy=numpy, large_only=log_only)
         self.entry.hidden = dict(hidden[0])
         self.call = call = Call(region, settings, function, arguments, self.entry)
         call.signature, call.check_metas = sign, check_metas
@@ -146,6 +149,7 @@ class Forward:
             snapshot=wanted == "snapshot",
             read_set=wanted == "read_set",
             seen=isinstance(state, StateSpec) and region.calls == 1,
+            wanted=(lambda key: log.reached_before(self.entry.epoch, key)) if self.log_only else None,
         )
 
     def _copy(self) -> None:
@@ -185,7 +189,7 @@ class Forward:
             stack.pop()
         self._never_seen()
         reason = self._changes()
-        if reason:
+        if reason and not self.log_only:
             self.region.changed()
         joined = self.entry.joined_graph()
         if joined is not None:
@@ -196,8 +200,8 @@ class Forward:
         for index, held in enumerate(self.arguments.held):
             held.settle(outer, (ordinal, index))
         self._reaches()  # what ran for the first time or showed itself has been added
-        self.call.finish(output, keep=bool(reason), nested=outer is not None)
-        if reason:
+        self.call.finish(output, keep=bool(reason) or self.log_only, nested=outer is not None)
+        if reason and not self.log_only:
             self.region.keep(reason)
         return output
 
@@ -206,7 +210,8 @@ class Forward:
         with ExitStack() as stack:
             if self.deferred or (self.region.modules > MANY_MODULES and not self._knows_what_runs()):
                 stack.callback(register_module_forward_pre_hook(self._runs).remove)
-            stack.enter_context(saved_tensors_hooks(call.pack, unpack))
+            if not self.log_only:
+                stack.enter_context(saved_tensors_hooks(call.pack, unpack))
             if self.context_fn is not None:
                 first, call.contexts = self.context_fn()
                 stack.enter_context(first)
@@ -270,12 +275,22 @@ class Forward:
                 reason = f"wrote {entry.name_of(tensor)} for the first time"
             if key is not None:
                 written.add(key)
-                log.sign(key, now)
+        self._sign(written)
         if self.settings.state == "auto" and not self.sharded:
             self._hidden(touched, written)
         for key in self.logged - written - set(entry.hidden):
             log.withdraw(entry.epoch, key)
         return reason
+
+    def _sign(self, written: set[int]) -> None:
+        """Note what all aliases of the storages that were written look like now."""
+        entry, signs = self.entry, {key: dict[int, Any]() for key in written}
+        if signs:
+            for tensor, key, now in zip(entry.watched, entry.keys, entry.signatures, strict=True):
+                if key in signs:
+                    signs[key][id(tensor)] = now
+        for key, signatures in signs.items():
+            log.sign(key, signatures)
 
     def _logs(self, key: int, tensor: torch.Tensor, touched: dict[int, list[Old]]) -> bool:
         """Whether the old bytes of a storage that was written are kept; chooses how they will be from now on."""

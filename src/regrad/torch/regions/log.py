@@ -19,11 +19,14 @@ _LOGS: dict[int, StorageLog]
 
 
 class StorageLog:
-    """The entries of one storage in write order, and its signature when the last region that wrote it ended."""
+    """The entries of one storage in write order.
+
+    ``signatures`` are those of its aliases when the last region that wrote it ended, by the alias's identity.
+    """
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, Old]] = []
-        self.signature: Any = None
+        self.signatures: dict[int, Any] = {}
 
 
 _LOGS = {}
@@ -39,6 +42,11 @@ def begin() -> int:
 def reaches(epoch: int, storages: Iterable[int]) -> None:
     """The call of ``epoch`` can reach ``storages``."""
     _LIVE[epoch] = frozenset(storages)
+
+
+def reached_before(epoch: int, storage: int) -> bool:
+    """Whether a call from before ``epoch`` that may be replayed can reach ``storage``."""
+    return any(one < epoch and storage in storages for one, storages in _LIVE.items())
 
 
 def end(epoch: int) -> None:
@@ -60,18 +68,18 @@ def add(epoch: int, storage: int, old: Old) -> None:
     _LOGS.setdefault(storage, StorageLog()).entries.append((epoch, old))
 
 
-def mark() -> tuple[int, dict[int, Any]]:
+def mark() -> tuple[int, dict[int, dict[int, Any]]]:
     """Where the logs stand before a replay."""
-    return next(_EPOCHS), {key: log.signature for key, log in _LOGS.items()}
+    return next(_EPOCHS), {key: log.signatures for key, log in _LOGS.items()}
 
 
-def back_to(before: tuple[int, dict[int, Any]]) -> None:
+def back_to(before: tuple[int, dict[int, dict[int, Any]]]) -> None:
     """Forget what calls inside a replay logged: what they wrote has been undone."""
     newest, signatures = before
     for key in list(_LOGS):
         log = _LOGS[key]
         log.entries = [entry for entry in log.entries if entry[0] < newest]
-        log.signature = signatures.get(key)
+        log.signatures = signatures.get(key, {})
         if not log.entries:
             del _LOGS[key]
 
@@ -85,11 +93,11 @@ def withdraw(epoch: int, storage: int) -> None:
             del _LOGS[storage]
 
 
-def sign(storage: int, signature: Any) -> None:
-    """A region that wrote ``storage`` ended and left it with ``signature``."""
+def sign(storage: int, signatures: dict[int, Any]) -> None:
+    """A region that wrote ``storage`` ended and left its aliases with ``signatures``."""
     log = _LOGS.get(storage)
     if log is not None:
-        log.signature = signature
+        log.signatures = signatures
 
 
 def since(epoch: int, storage: int) -> list[Old]:
@@ -98,9 +106,16 @@ def since(epoch: int, storage: int) -> list[Old]:
     return [] if log is None else [old for at, old in reversed(log.entries) if at >= epoch]
 
 
-def expected(epoch: int, storage: int, own: Any) -> Any:
-    """The signature that ``storage`` must have now if nothing but regions wrote it."""
+def is_as_left(epoch: int, storage: int, alias: int, own: Any, now: Any) -> bool:
+    """Whether nothing but regions wrote ``storage`` since the call of ``epoch`` ended, by one alias's signature.
+
+    ``own`` is what that call left it with and ``now`` what it has. Aliases lie at different places of one storage and
+    may count versions apart, so each is held against its own; one that the last region did not know, against any.
+    """
     log = _LOGS.get(storage)
-    if log is None or log.signature is None or not any(at >= epoch for at, _ in log.entries):
-        return own
-    return log.signature
+    if log is None or not log.signatures or not any(at >= epoch for at, _ in log.entries):
+        return bool(now == own)
+    if alias in log.signatures:
+        return bool(now == log.signatures[alias])
+    version, address, peek = now
+    return address == own[1] and any((version, peek) == (left[0], left[2]) for left in log.signatures.values())

@@ -82,6 +82,14 @@ class Checkpoint:
         """Run ``function`` as a region; all keyword arguments are the function's."""
         return _run(self.settings, function, args, kwargs)
 
+    def log(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``function`` as eager does, and keep what it overwrites of large state for the replays of other regions.
+
+        A region can only be replayed if everything that large state lost since its call was logged. Cost: the old bytes
+        of what is written, for as long as an earlier region may need them.
+        """
+        return _run(self.settings, function, args, kwargs, None, True, True)
+
     def report(self) -> tuple[RegionReport, ...]:
         """For each region that ran under these settings: its calls, replays, and calls that kept activations, by reason."""
         return reports(self.settings)

@@ -20,7 +20,7 @@ from regrad.torch.regions.discover.names import Reach
 
 LEARN_CALLS = 2
 AUTO_ENGINE, SNAPSHOT, JOURNAL, READ_SET = "auto", "snapshot", "journal", "read_set"
-_LARGE_SHARE = 0.25  # a call that overwrites less of a storage than this is cheaper to journal than to copy
+LARGE_SHARE = 0.25  # a call that overwrites less of a storage than this is cheaper to journal than to copy
 _MOST_REGIONS = 4096
 MANY_MODULES = 64  # more than these are walked at every call only if most of them run
 
@@ -83,7 +83,7 @@ class Region:
         if wanted in (SNAPSHOT, JOURNAL, READ_SET):
             self.engines[storage] = wanted
         else:
-            self.engines[storage] = JOURNAL if written_bytes <= _LARGE_SHARE * storage_bytes else SNAPSHOT
+            self.engines[storage] = JOURNAL if written_bytes <= LARGE_SHARE * storage_bytes else SNAPSHOT
 
     def hide(self, storage: int, alias: torch.Tensor) -> None:
         """Remember state that only operations showed. No reference keeps it alive."""

@@ -15,7 +15,7 @@ from regrad.torch.regions.call import Call, Holder, in_backward
 from regrad.torch.regions.cut import Cutter
 from regrad.torch.regions.entry import Swap
 from regrad.torch.regions.frames import LOCAL, LOCK, Frame
-from regrad.torch.regions.guard import digest, output_tensors
+from regrad.torch.regions.guard import digest, is_workspace, output_tensors
 from regrad.torch.regions.watch import Quiet, Watch
 
 _CAUSE = (
@@ -50,18 +50,22 @@ def _replay(call: Call) -> None:
         output = call.entry.ambient.run(lambda: _body(call, args, kwargs, collected, swap))
         collected.compare(output)
         del output
+        call.region.replays += 1
+    except BaseException:
+        collected.let_go()
+        raise
     finally:
         collected.cutter = None
         LOCAL.stack.pop()
         swap.to_present()
         log.back_to(before)
-    call.region.replays += 1
     collected.commit()
+    collected.let_go()
 
 
 def _body(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], collected: Collected, swap: Swap) -> Any:
     with ExitStack() as stack:
-        stack.enter_context(saved_tensors_hooks(collected.pack, _itself))
+        stack.enter_context(saved_tensors_hooks(collected.pack, _unpack))
         if call.contexts is not None:
             stack.enter_context(call.contexts)
         if call.draws is not None:
@@ -79,8 +83,20 @@ def _body(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], collected: 
         return call.function(*args, **kwargs)
 
 
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+class _Packed:
+    """What the graph of a replay holds for a saved tensor. It lets go when the replay ends: user code may keep a tensor
+    of that graph in a place that no walk finds, and nothing will run backward through it."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+
+def _unpack(packed: _Packed) -> torch.Tensor:
+    if packed.tensor is None:
+        raise RuntimeError("this graph belongs to the replay of a region and ended with it; use the forward's tensors")
+    return packed.tensor
 
 
 class Collected:
@@ -91,11 +107,14 @@ class Collected:
         self.count = 0
         self.cutter: Cutter | None = None
         self.fresh: list[tuple[Holder, torch.Tensor]] = []
+        self.packed: list[_Packed] = []
         self._values: dict[int, torch.Tensor] = {}
 
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def pack(self, tensor: torch.Tensor) -> _Packed:
         """Autograd saves ``tensor`` in the graph of the replay."""
         held = hold(tensor)
+        packed = _Packed(held)
+        self.packed.append(packed)
         index, self.count = self.count, self.count + 1
         if self.cutter is not None:
             self.cutter.saved(index)
@@ -114,7 +133,7 @@ class Collected:
                         _CAUSE,
                     )
                 self.fresh.append((holder, held))
-        return held
+        return packed
 
     def compare(self, output: Any) -> None:
         """Raise unless as many tensors were saved as in the forward and, if this replay is guarded, the same ones."""
@@ -130,7 +149,7 @@ class Collected:
         if check is None:
             return
         for index, value in self._values.items():
-            if digest(value) != check.saved[index]:
+            if not is_workspace(value) and digest(value) != check.saved[index]:
                 raise call.error(
                     index,
                     f"saved tensor {index} of {len(call.holders)} ({value.dtype} {list(value.shape)}) has another value "
@@ -148,3 +167,9 @@ class Collected:
         """Hand the tensors to their holders."""
         for holder, tensor in self.fresh:
             holder.value = tensor
+
+    def let_go(self) -> None:
+        """The replay has ended: hold nothing, whoever holds its graph."""
+        for packed in self.packed:
+            packed.tensor = None
+        self.fresh, self.packed, self._values = [], [], {}

@@ -6,6 +6,7 @@ operation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -76,11 +77,20 @@ class Watch(Quiet):
     generators  generator objects that operations drew from, with their state before the first draw
 
     Small storages, and those in ``whole``, are copied whole at the first write. Of large ones each written piece is
-    copied, unless ``snapshot``.
+    copied, unless ``snapshot``. With ``wanted`` only storages that it says are copied.
     """
 
-    def __init__(self, *, whole: set[int], snapshot: bool = False, read_set: bool = False, seen: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        whole: set[int],
+        snapshot: bool = False,
+        read_set: bool = False,
+        seen: bool = False,
+        wanted: Callable[[int], bool] | None = None,
+    ) -> None:
         super().__init__()
+        self._wanted = wanted
         self.touched: dict[int, list[Old]] = {}
         self.reads: dict[int, list[Old]] = {}
         self.generators: dict[int, tuple[Source, Any]] = {}
@@ -122,6 +132,8 @@ class Watch(Quiet):
     def _before_write(self, tensor: torch.Tensor, func: Any, args: Any) -> None:
         key = storage_key(tensor)
         if key is None or key in self._created or not has_memory(tensor):
+            return
+        if self._wanted is not None and not self._wanted(key):
             return
         pieces = self.touched.get(key)
         small = tensor.untyped_storage().nbytes() <= SMALL_BYTES

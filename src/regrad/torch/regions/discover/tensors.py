@@ -1,7 +1,8 @@
 """Tensor state by its bytes: what schemas and version counters do not tell.
 
-The unit is the storage: aliases of one storage have one copy. In main memory bytes are read and written through a
-buffer and not by an operation of torch, so no dispatch mode sees it and no version counter moves.
+The unit is the storage: aliases of one storage have one copy. A few bytes of main memory are read and written through a
+buffer and not by an operation of torch; more go through an alias, so that torch's own accounts of memory show the copies.
+No dispatch mode sees either, and no version counter moves.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any
 
 import torch
 
+from regrad.torch.regions.ambient import unseen
 from regrad.torch.regions.kept import Kept
 
 SMALL_BYTES = 256 * 1024
 _PEEK = 64
+_FEW_BYTES = 2048
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 
@@ -36,26 +39,28 @@ class Memory:
         storage = tensor.untyped_storage()
         self.address, self.base, self.nbytes = tensor.data_ptr(), storage.data_ptr(), storage.nbytes()
         self.geometry = (tensor.storage_offset(), tensor.size(), tensor.stride())
-        if tensor.device.type == "cpu":
-            if self.base and self.nbytes:
-                self.view = memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.base)).cast("B")
-                self.peeks = _peeks(self.view)
+        if tensor.device.type == "cpu" and self.base and self.nbytes:
+            view = memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.base)).cast("B")
+            self.peeks = _peeks(view)
+            self.view = view if self.nbytes <= _FEW_BYTES else _Bytes(tensor)
         elif self.nbytes:
-            self.view = _DeviceBytes(tensor)
+            self.view = _Bytes(tensor)
 
     def read(self) -> Kept:
         """A copy of all bytes; the last one again if nothing changed and someone still holds it."""
-        data = self.view.tobytes()
         last = None if self.last is None else self.last()
-        if last is not None and _equal(last.data, data):
+        if last is not None and not self.differs(last):
             return last
-        kept = Kept(data, self.nbytes)
+        kept = Kept(self.view.tobytes(), self.nbytes)
         self.last = weakref.ref(kept)
         return kept
 
     def differs(self, kept: Kept) -> bool:
         """Whether the bytes are not those of ``kept``."""
-        return not _equal(self.view.tobytes(), kept.data)
+        if isinstance(self.view, _Bytes):
+            with unseen():
+                return not torch.equal(self.view.alias, kept.data)
+        return bool(self.view != kept.data)
 
     def write(self, kept: Kept) -> None:
         """Put the bytes of ``kept`` in place."""
@@ -74,20 +79,22 @@ def _peeks(view: Any) -> tuple[Any, ...]:
     return view[:_PEEK], view[middle : middle + _PEEK], view[size - _PEEK :]
 
 
-class _DeviceBytes:
-    """The same interface on a device: an alias of the storage with a version counter of its own."""
+class _Bytes:
+    """The interface of a buffer by an alias of the storage with a version counter of its own."""
 
     __slots__ = ("alias",)
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        with torch.no_grad():
+        with unseen(), torch.no_grad():
             self.alias = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
     def tobytes(self) -> torch.Tensor:
-        return self.alias.clone()
+        with unseen(), torch.no_grad():
+            return self.alias.clone()
 
     def __setitem__(self, where: slice, data: torch.Tensor) -> None:
-        self.alias.copy_(data)
+        with unseen(), torch.no_grad():
+            self.alias.copy_(data)
 
 
 class _Forget:
@@ -151,7 +158,3 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
 
 def _is_user_subclass(tensor: torch.Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return bool(torch.equal(one, other)) if isinstance(one, torch.Tensor) else one == other

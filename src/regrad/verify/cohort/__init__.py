@@ -1,0 +1,1 @@
+"""The cohort: what torch's checkpoints and ours leave on programs with state."""
