@@ -37,7 +37,7 @@ def test_categories_sum_to_the_levels_on_several_plans(profile):
 
 def test_nested_ranges(profile):
     calls = [profile.ranges_of[key] for key in profile.ranges_of]
-    outer = Range(calls[0].start, calls[-1].stop, calls[0].holds, inner=tuple(calls), state_bytes=5056)
+    outer = Range(calls[0].start, calls[-1].stop, calls[0].holds, inner=tuple(calls), state=calls[0].state)
     timeline = make_timeline(profile.arithmetic, (outer,))
     assert list(timeline.total_bytes) == profile.arithmetic.levels((outer,)).during
 

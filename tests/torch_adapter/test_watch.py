@@ -68,7 +68,7 @@ def test_one_call_of_a_shared_module_can_be_recomputed_alone() -> None:
         measured = rt.measure(step, steps=1).peak_bytes
         rt.remove(step.model)
         assert measured <= plan.budget_bytes
-        assert abs(plan.predicted_peak_bytes / measured - 1) <= 0.01
+        assert 0 <= plan.predicted_peak_bytes / measured - 1 <= 0.03, "first replays run what later ones leave out"
 
 
 def test_calls_that_cannot_be_told_apart_are_left_out_with_a_reason() -> None:

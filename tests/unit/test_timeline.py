@@ -9,7 +9,7 @@ import pytest
 
 from regrad.core.errors import InvalidPlan
 from regrad.core.plan import PeakMoment
-from regrad.core.simulate_trace import Range, TraceArithmetic
+from regrad.core.simulate_trace import Range, StateCopy, TraceArithmetic
 from regrad.core.timeline import Timeline, make_timeline
 from regrad.core.trace import Call, Operation, Save, Storage, Trace
 
@@ -90,12 +90,13 @@ def test_what_is_recomputed_is_a_temporary_the_first_time():
     ranges = (Range(1, 3, holds=(2,)),)
     timeline = make_timeline(arithmetic, ranges, budget_bytes=900)
     assert list(timeline.total_bytes) == arithmetic.levels(ranges).during
-    assert [slot.operation for slot in timeline.slots if slot.replayed] == ["f1"]
+    assert [slot.operation for slot in timeline.slots if slot.replayed] == ["f1", "f2"]
     assert {slot.phase for slot in timeline.slots if slot.replayed} == {"backward"}
     assert timeline.category_bytes["activations"][:4] == (100, 100, 100 + 300, 100 + 300 + 400)
     assert timeline.category_bytes["temporaries"][:4] == (0, 200 + 7, 200, 0)
     assert timeline.added_seconds == 1.0
-    assert len(timeline.slots) == len(timeline.eager_slots) + 1
+    assert [slot.seconds for slot in timeline.slots if slot.replayed] == [1.0, 0.0], "nothing needs what f2 gives"
+    assert len(timeline.slots) == len(timeline.eager_slots) + 2
     at = next(number for number, slot in enumerate(timeline.slots) if slot.replayed)
     assert at not in timeline.eager_slots
     assert timeline.category_bytes["activations"][at] == 100 + 200 + 400  # f2's result is gone after b3 by now
@@ -108,7 +109,8 @@ def random_ranges(chooser: random.Random, start: int, stop: int, depth: int) -> 
         end = chooser.randint(at + 1, stop)
         if chooser.random() < 0.6:
             inner = random_ranges(chooser, at, end, depth - 1) if depth and end - at > 1 else ()
-            found.append(Range(at, end, holds=(max(1, at + 1),), inner=inner, state_bytes=chooser.choice((0, 13))))
+            copies = (StateCopy(("generator", 0, at), 13, 13),) if chooser.random() < 0.5 else ()
+            found.append(Range(at, end, holds=(max(1, at + 1),), inner=inner, state=copies))
         at = end
     return tuple(found)
 

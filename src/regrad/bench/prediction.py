@@ -21,8 +21,8 @@ import torch
 import regrad.torch as rt
 from regrad.bench.record import write_result
 from regrad.bench.subjects import SUBJECTS, Subject
+from regrad.core.chain import RECOMPUTE
 from regrad.core.simulate_trace import Range
-from regrad.core.trace import Trace
 from regrad.torch import execute
 from regrad.torch.measure import measure_peak
 from regrad.torch.plan import UNSEEN_BYTES
@@ -60,8 +60,9 @@ def draw(profile: Profile, chooser: random.Random) -> set[int]:
     return {i for i in legal if chooser.random() < share} or {chooser.choice(legal)}
 
 
-def ranges(trace: Trace, chosen: set[int], state_bytes: int) -> tuple[list[Range], int]:
+def ranges(profile: Profile, chosen: set[int]) -> tuple[list[Range], int]:
     """The chosen calls as nested ranges, and how deep they nest."""
+    trace = profile.arithmetic.trace
     inside: dict[int, list[int]] = {}
     for index in sorted(chosen):
         parent = trace.calls[index].parent
@@ -74,7 +75,7 @@ def ranges(trace: Trace, chosen: set[int], state_bytes: int) -> tuple[list[Range
         children = [build(child) for child in inside.get(index, ())]
         depth = 1 + max((deep for _, deep in children), default=0)
         inner = tuple(child for child, _ in children)
-        return Range(call.start, call.stop, call.inputs, inner, state_bytes), depth
+        return profile.range_of(call, inner), depth
 
     built = [build(index) for index in inside.get(-1, ())]
     return [one for one, _ in built], max(depth for _, depth in built)
@@ -110,14 +111,14 @@ def try_subject(subject: Subject, gradients: str, plans: int, seed: int = 0) -> 
     step.clear_gradients()
     profile = rt.profile(step)
     chooser, counter = random.Random(seed), Counter()
-    trace, state_bytes = profile.arithmetic.trace, torch.get_rng_state().nbytes
+    trace = profile.arithmetic.trace
     rows = []
     for _ in range(plans):
         chosen = draw(profile, chooser)
-        nested, depth = ranges(trace, chosen, state_bytes)
+        nested, depth = ranges(profile, chosen)
         predicted = profile.arithmetic.levels(nested).peak_bytes + UNSEEN_BYTES
-        flags = execute.call_flags((trace.calls[i].module, trace.calls[i].count, True) for i in chosen)
-        execute.install_plan(step.model, flags, training=True, cache_off=profile.cache_off)
+        options = execute.call_options((trace.calls[i].module, trace.calls[i].count, RECOMPUTE) for i in chosen)
+        execute.install_plan(step.model, options, training=True, cache_off=profile.cache_off)
         try:
             counted = counter.peak(step) and counter.peak(step)
             measured = measure_peak(step).peak_bytes

@@ -46,37 +46,49 @@ def one_level(options: list[str] | tuple[str, ...]) -> Choices:
 
 def leaves(choices: Choices) -> Iterator[Choice]:
     """The choices of single segments, in order, at whatever depth they stand."""
-    for choice in choices:
+    ahead = list(reversed(choices))
+    while ahead:
+        choice = ahead.pop()
         if choice.is_span:
-            yield from leaves(choice.inner)
+            ahead += reversed(choice.inner)
         else:
             yield choice
 
 
 def check_choices(choices: Choices, chain: Chain, *, start: int = 0, stop: int | None = None) -> None:
     """Raise :class:`InvalidPlan` unless ``choices`` cover ``[start, stop)`` of ``chain`` once, in order, validly."""
-    stop = len(chain) if stop is None else stop
-    at = start
-    for choice in choices:
+    # innermost spans last; no recursion, for spans may nest a thousand deep
+    ahead = [(iter(choices), start, len(chain) if stop is None else stop)]
+    while ahead:
+        rest, at, end = ahead.pop()
+        choice = next(rest, None)
+        if choice is None:
+            if at != end:
+                raise InvalidPlan(f"the choices end at segment {at} of {end}")
+            continue
         if choice.start != at or choice.stop <= choice.start:
             raise InvalidPlan(f"the choice for segments {choice.start}..{choice.stop} stands where {at} should begin")
-        if choice.stop > stop:
-            raise InvalidPlan(f"the choice for segments {choice.start}..{choice.stop} goes beyond segment {stop}")
+        if choice.stop > end:
+            raise InvalidPlan(f"the choice for segments {choice.start}..{choice.stop} goes beyond segment {end}")
+        _check_choice(choice, chain)
+        ahead.append((rest, choice.stop, end))
         if choice.is_span:
-            if choice.option != RECOMPUTE:
-                raise InvalidPlan(f"span {choice.start}..{choice.stop} has option {choice.option!r}, not {RECOMPUTE!r}")
-            for segment in chain.segments[choice.start : choice.stop]:
-                if not segment.can(RECOMPUTE):
-                    why = segment.reason or "it can only be kept"
-                    raise InvalidPlan(f"span {choice.start}..{choice.stop} holds segment {segment.name!r}: {why}")
-            check_choices(choice.inner, chain, start=choice.start, stop=choice.stop)
-        elif choice.stop != choice.start + 1:
-            raise InvalidPlan(f"segments {choice.start}..{choice.stop} stand in one choice with nothing inside")
-        else:
-            chain.segments[choice.start].option(choice.option)
-        at = choice.stop
-    if at != stop:
-        raise InvalidPlan(f"the choices end at segment {at} of {stop}")
+            ahead.append((iter(choice.inner), choice.start, choice.stop))
+
+
+def _check_choice(choice: Choice, chain: Chain) -> None:
+    """The choice by itself, what stands inside a span apart."""
+    if choice.is_span:
+        if choice.option != RECOMPUTE:
+            raise InvalidPlan(f"span {choice.start}..{choice.stop} has option {choice.option!r}, not {RECOMPUTE!r}")
+        for segment in chain.segments[choice.start : choice.stop]:
+            if not segment.can(RECOMPUTE):
+                why = segment.reason or "it can only be kept"
+                raise InvalidPlan(f"span {choice.start}..{choice.stop} holds segment {segment.name!r}: {why}")
+    elif choice.stop != choice.start + 1:
+        raise InvalidPlan(f"segments {choice.start}..{choice.stop} stand in one choice with nothing inside")
+    else:
+        chain.segments[choice.start].option(choice.option)
 
 
 class Status(str, Enum):
@@ -116,6 +128,22 @@ class PeakMoment:
 
 
 @dataclass(frozen=True, slots=True)
+class StatePlan:
+    """State that a replay of a segment needs as it was: what it is, how it is kept, and what that costs.
+
+    retained_bytes  from the segment's forward to its backward; neighbours that find the same version share them
+    moved_bytes     copied out, in and back in one step
+    written         whether the step writes it, so that keeping it matters
+    """
+
+    name: str
+    engine: str
+    retained_bytes: int
+    moved_bytes: int
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentPlan:
     """What a plan does with one segment, and why; ``module`` and ``call`` say which call of which module it is."""
 
@@ -128,6 +156,7 @@ class SegmentPlan:
     engine: str | None = None
     module: str = ""
     call: int = 0
+    state: tuple[StatePlan, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """Trace arithmetic: the levels of a step under a plan, from the record of the eager step alone.
 
 A plan is given as nested, never crossing ranges of forward operations. A range keeps what it was given and none of
-what its operations save; its replay runs those operations again, as far as something is needed of them, right before
-the first backward node that wants one of those tensors. From that follows for every storage when it lives, once for
-each time it is made:
+what its operations save; its replay runs those operations again, right before the first backward node that wants one
+of those tensors. From that follows for every storage when it lives, once for each time it is made:
 
     first life    from its operation until Python drops it, every kept node that saved it has run, and every range that
                   was given it has ended
     in a replay   the same, with the operations of that replay; what leaves a range is dropped at the replay's end
 
 A range ends when the last of its nodes that saved anything has run. Nodes run in falling order of sequence numbers.
+While its operations run for the first time it holds what they save, and lets go at its last one: only then is it known
+that it can be replayed. So does an inner range in the replay of an outer one.
+What follows the last operation that the backward needs costs a replay no time; its memory is counted, because the first
+replays do run it.
 Cost: one pass over storages and operations for each plan, milliseconds for a thousand of them.
 """
 
@@ -23,19 +26,45 @@ from regrad.core.trace import BACKWARD, NO_HOOK, OPTIMIZER, Save, Trace
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopy:
+    """State that a range found at its start, copied and held until it ends: a generator's, or old bytes of a storage.
+
+    key            ranges that find the same version of the same state share one copy
+    bytes          of the copy
+    birth          the forward operation at which it is taken, if not at the start of the first range that needs it
+    present_bytes  put aside while the replay runs, so that the present comes back
+    name, engine   what it is and how it is kept, for people
+    written        whether the step writes it from here on
+    """
+
+    key: tuple[str, int, int]
+    bytes: int
+    present_bytes: int = 0
+    name: str = ""
+    engine: str = "snapshot"
+    written: bool = False
+    birth: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
     """Forward operations ``start`` … ``stop - 1`` that are run again.
 
-    holds        storages that it was given and keeps until it ends
-    inner        ranges inside it that keep nothing in its replay either, and have replays of their own
-    state_bytes  generator state that it holds until it ends, and once more while its replay runs
+    holds  storages that it was given and keeps until it ends
+    inner  ranges inside it that keep nothing in its replay either, and have replays of their own
+    state  copies of the state that it found
     """
 
     start: int
     stop: int
     holds: tuple[int, ...] = ()
     inner: tuple[Range, ...] = ()
-    state_bytes: int = 0
+    state: tuple[StateCopy, ...] = ()
+
+    @property
+    def present_bytes(self) -> int:
+        """Put aside while its replay runs."""
+        return sum(copy.present_bytes for copy in self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +75,19 @@ class Levels:
     replayed    whether it runs there for a second time or more
     during      the most bytes alive while it runs, its workspace included
     before      bytes alive as it starts; one more entry for the end of the step
+    seconds     that it takes; 0 where a replay needs nothing of it
     """
 
     operations: list[int]
     replayed: list[bool]
     during: list[int]
     before: list[int]
-    added_seconds: float = 0.0
+    seconds: list[float]
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds of all replays."""
+        return sum(seconds for seconds, again in zip(self.seconds, self.replayed, strict=True) if again)
 
     @property
     def peak_bytes(self) -> int:
@@ -78,12 +113,13 @@ def live_levels(trace: Trace) -> Levels:
         if storage.death is not None:
             freed[min(storage.death, count)] += storage.bytes
     workspace = [operation.workspace_bytes for operation in trace.operations]
-    return _levels(level, made, freed, workspace, list(range(count)), [False] * count, 0.0)
+    seconds = [operation.seconds for operation in trace.operations]
+    return _levels(level, made, freed, workspace, list(range(count)), [False] * count, seconds)
 
 
 def _levels(
     level: int, made: list[int], freed: list[int], workspace: list[int], operations: list[int], replayed: list[bool],
-    seconds: float,
+    seconds: list[float],
 ) -> Levels:  # fmt: skip
     before, during = [], []
     for slot, extra in enumerate(workspace):
@@ -179,18 +215,23 @@ class TraceArithmetic:
             if watch is not None:
                 watch(size, first, end, storage)
 
-        self._first_lives(nodes, slot, live)
+        holders = self._first_lives(nodes, slot, live)
         for node in nodes:
             self._replay_lives(node, slot, live)
         for size, birth, death, index in self._static:
-            live(size, slot[birth] if birth >= 0 else -1, slot[death - 1] + 1 if death else 0, index)
+            end = slot[death - 1] + 1 if death else 0
+            live(size, slot[birth] if birth >= 0 else -1, max(end, holders.get(index, 0)), index)
         workspace = [self.trace.operations[index].workspace_bytes for index in operations]
         for node in _every(nodes):
             for at in node.slot_of.values():
-                workspace[at] += node.range.state_bytes
+                workspace[at] += node.range.present_bytes
                 if watch is not None:
-                    watch(node.range.state_bytes, at, at + 1, -1)
-        seconds = sum(self.trace.operations[i].seconds for i, again in zip(operations, replayed, strict=True) if again)
+                    watch(node.range.present_bytes, at, at + 1, -1)
+        seconds = [self.trace.operations[index].seconds for index in operations]
+        for node in _every(nodes):
+            for k, at in node.slot_of.items():
+                if k >= node.last:
+                    seconds[at] = 0.0
         return _levels(self._base, made, freed, workspace, operations, replayed, seconds)
 
     def _node(self, one: Range, depth: int) -> _Node:
@@ -203,7 +244,7 @@ class TraceArithmetic:
         if sequences:
             node.trigger = self.first_operation_of(max(sequences))
             node.end_after = self.last_operation_of(min(sequences))
-            node.last = max([save.position for save in saves] + [child.range.start for child in inner])
+            node.last = one.stop if inner else max(save.position for save in saves)
         return node
 
     def _lay_out(self, nodes: list[_Node]) -> tuple[list[int], list[bool], list[int]]:
@@ -219,7 +260,7 @@ class TraceArithmetic:
         )
         for position in range(self.forward_stop, len(self.trace.operations)):
             for node in sorted(replays.get(position, ()), key=lambda node: node.depth):
-                for k in range(node.range.start, node.last):
+                for k in range(node.range.start, node.range.stop):
                     node.slot_of[k] = len(operations)
                     operations.append(k)
                     replayed.append(True)
@@ -232,7 +273,8 @@ class TraceArithmetic:
     def _held_until(self, node: _Node, slot: list[int]) -> int:
         return slot[node.end_after] + 1 if node.end_after >= 0 else node.range.stop
 
-    def _first_lives(self, nodes: list[_Node], slot: list[int], live: Live) -> None:
+    def _first_lives(self, nodes: list[_Node], slot: list[int], live: Live) -> dict[int, int]:
+        """The lives of what the forward makes. Returns until when ranges hold what they were given, by storage."""
         inside = [False] * (self.forward_stop + 1)
         holders: dict[int, int] = {}
         for node in nodes:
@@ -241,10 +283,11 @@ class TraceArithmetic:
                 inside[k] = True
             for index in node.range.holds:
                 holders[index] = max(holders.get(index, 0), end)
+        innermost: dict[int, int] = {}
         for node in _every(nodes):
-            # An inner range took its generator state in the first run too, and keeps that one.
-            if node.range.state_bytes:
-                live(node.range.state_bytes, node.range.start, self._held_until(node, slot), -1)
+            innermost.update(dict.fromkeys(range(node.range.start, node.range.stop), node.range.stop))
+        # An inner range took its copies in the first run too, and keeps those.
+        _copies([(node.range, node.range.start, self._held_until(node, slot)) for node in _every(nodes)], live)
         for birth in range(self.forward_stop):
             for index in self.made_by[birth]:
                 storage = self.trace.storages[index]
@@ -252,7 +295,10 @@ class TraceArithmetic:
                 for save in storage.saved_by:
                     if not inside[save.operation]:
                         end = max(end, slot[self.last_operation_of(save.node)] + 1)
+                    else:
+                        end = max(end, innermost[save.operation])
                 live(storage.bytes, birth, max(end, holders.get(index, 0)), index)
+        return holders
 
     def _argument_end(self, node: _Node, index: int, end: int, slot: list[int]) -> int:
         """Until when an inner range holds what it was given in its outer range's replay: until its own replay is done,
@@ -281,6 +327,12 @@ class TraceArithmetic:
     def _replay_lives(self, node: _Node, slot: list[int], live: Live) -> None:
         inside = [False] * (self.forward_stop + 1)
         holders: dict[int, int] = {}
+        again = [(child, child.range.start) for child in _every(node.inner) if child.range.start in node.slot_of]
+        _copies([(child.range, node.slot_of[start], node.replay_end) for child, start in again], live)
+        innermost: dict[int, int] = {}
+        for child in _every(node.inner):
+            end = node.slot_of.get(child.range.stop - 1, node.replay_end - 1) + 1
+            innermost.update(dict.fromkeys(range(child.range.start, child.range.stop), end))
         for child in node.inner:
             if child.end_after >= 0:
                 end = self._held_until(child, slot)
@@ -296,11 +348,27 @@ class TraceArithmetic:
                 drop = storage.drop if storage.drop is not None else storage.death
                 end = node.slot_of.get(drop - 1, node.replay_end - 1) + 1 if drop is not None else node.replay_end
                 for save in storage.saved_by:
-                    if node.range.start <= save.operation < node.range.stop and not inside[save.operation]:
+                    if not node.range.start <= save.operation < node.range.stop:
+                        continue
+                    if not inside[save.operation]:
                         end = max(end, slot[self.last_operation_of(save.node)] + 1)
+                    else:
+                        end = max(end, innermost[save.operation])
                 live(storage.bytes, first, max(end, holders.get(index, 0)), index)
         for child in node.inner:
             self._replay_lives(child, slot, live)
+
+
+def _copies(takers: list[tuple[Range, int, int]], live: Live) -> None:
+    """One life for each copy of state that ranges take in one run: from the first taker's start to the last one's end."""
+    lives: dict[tuple[str, int, int], tuple[int, int, int]] = {}
+    for one, start, end in takers:
+        for copy in one.state:
+            begin = max(start, copy.birth)
+            size, first, last = lives.get(copy.key, (0, begin, end))
+            lives[copy.key] = (max(size, copy.bytes), min(first, begin), max(last, end))
+    for size, first, last in lives.values():
+        live(size, first, last, -1)
 
 
 def _every(nodes: Iterable[_Node]) -> list[_Node]:

@@ -98,6 +98,25 @@ def facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     )
 
 
+def state_lines(plan: Plan) -> list[str]:
+    """What is kept of the state that the step writes, a line for each kind; empty where it writes none."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for segment in plan.segments:
+        for state in segment.state:
+            if state.written:
+                found = kinds.setdefault((without_numbers(state.name), state.engine), [0, 0, 0])
+                found[0] += 1
+                found[1] = max(found[1], state.retained_bytes)
+                found[2] += state.moved_bytes
+    if not kinds:
+        return []
+    rows = [
+        f"  {name}: {engine}, {count} x {format_bytes(size)} at most, {format_bytes(moved)} moved a step"
+        for (name, engine), (count, size, moved) in kinds.items()
+    ]
+    return ["", "state that the step writes and the replays need as it was:", *rows]
+
+
 def plan_text(plan: Plan) -> str:
     """The whole plan for a terminal without colours, a log or a test."""
     lines = [f"{name + ':':<16} {value}" for name, value in facts(plan)]
@@ -113,6 +132,7 @@ def plan_text(plan: Plan) -> str:
     for name, option, *sizes, reason in rows:
         numbers = "  ".join(size.rjust(width) for size, width in zip(sizes, widths[2:5], strict=True))
         lines.append(f"{name.ljust(widths[0])}  {option.ljust(widths[1])}  {numbers}  {reason}".rstrip())
+    lines += state_lines(plan)
     if plan.notes:
         lines.append("")
         lines += [f"note: {note}" for note in plan.notes]

@@ -200,12 +200,12 @@ def _slots(trace: Trace, levels: Levels) -> tuple[Slot, ...]:
     for operation in trace.operations[: trace.phase_starts[BACKWARD]]:
         lines.setdefault(operation.sequence - 1, operation.where)  # the node was made just before its operation ran
     slots, clock = [], 0.0
-    for index, again in zip(levels.operations, levels.replayed, strict=True):
+    for index, again, seconds in zip(levels.operations, levels.replayed, levels.seconds, strict=True):
         operation = trace.operations[index]
         phase = BACKWARD if again else operation.phase
         where = operation.where or (lines.get(operation.sequence, "") if operation.phase == BACKWARD else "")
-        slots.append(Slot(operation.name, phase, names[index], where, again, clock, operation.seconds))
-        clock += operation.seconds
+        slots.append(Slot(operation.name, phase, names[index], where, again, clock, seconds))
+        clock += seconds
     return tuple(slots)
 
 

@@ -90,7 +90,10 @@ class Operation:
 
 @dataclass(slots=True)
 class Call:
-    """One call of a module in the forward pass: operations ``start`` … ``stop - 1``, the ``count``-th call of it."""
+    """One call of a module in the forward pass: operations ``start`` … ``stop - 1``, the ``count``-th call of it.
+
+    ``inputs`` are the storages of the tensors that it is given, ``plain_inputs`` those that require no gradient.
+    """
 
     module: str
     kind: str
@@ -102,6 +105,7 @@ class Call:
     stop_sequence: int
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    plain_inputs: tuple[int, ...] = ()
 
 
 @dataclass

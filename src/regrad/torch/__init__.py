@@ -1,5 +1,7 @@
 """regrad for PyTorch: plan a training step into a memory budget, run it under the plan, measure it."""
 
+from regrad.core.audit import Audit, Divergence
+from regrad.torch.audit.audit import audit
 from regrad.torch.execute import apply, is_applied, remove
 from regrad.torch.measure import Measurement, Pair, measure, measure_from_start, measure_pair
 from regrad.torch.plan import plan, plan_profile, profile
@@ -11,13 +13,16 @@ from regrad.torch.step import Step
 from regrad.torch.timeline import timeline
 
 __all__ = [
+    "Audit",
     "Checkpoint",
+    "Divergence",
     "Measurement",
     "Pair",
     "Profile",
     "StateSpec",
     "Step",
     "apply",
+    "audit",
     "checkpoint",
     "is_applied",
     "is_replaying",

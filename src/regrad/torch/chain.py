@@ -101,7 +101,7 @@ def _read(arithmetic: TraceArithmetic, levels: Levels, cuts: list[Cut]) -> tuple
             owner = owners[index - stop]
             for replay in pending:
                 most[owner] = max(most[owner], levels.during[replay])
-                added[owner] += trace.operations[levels.operations[replay]].seconds
+                added[owner] += levels.seconds[replay]
             pending.clear()
             most[owner] = max(most[owner], levels.during[slot])
             made = (trace.storages[i] for i in trace.operations[index].makes)

@@ -16,7 +16,7 @@ from regrad.core.errors import CannotTrace, is_users
 from regrad.core.trace import Trace
 from regrad.core.units import format_bytes
 from regrad.torch import execute
-from regrad.torch.effects import EffectWatch
+from regrad.torch.effects import ArgumentWatch
 from regrad.torch.record import Record, Recorder
 from regrad.torch.room import available_bytes
 from regrad.torch.step import Step
@@ -138,16 +138,16 @@ class Rehearsal:
         marked: bool = False,
     ) -> Record:
         """Record one step. ``install`` puts a plan on the copy, which is taken off afterwards; ``watch`` names modules
-        whose effects are looked for."""
+        whose calls may change an object that they are given."""
         step = self.step
-        recorder, effects = Recorder(marked=marked), EffectWatch(watch or set())
-        names = self._register(recorder)
+        recorder, watcher = Recorder(marked=marked), ArgumentWatch(watch or set())
+        names, index_of = self._register(recorder)
         try:
             if install is not None:
                 install(step.model)
             self._reset_generators()
             began = time.process_time()
-            with self.entered(), recorder, effects.watching(step.model), recorder.watching(step.model):
+            with self.entered(), recorder, watcher.watching(step.model), recorder.watching(step.model):
                 loss = step.compute_loss()
                 recorder.phase = tr.BACKWARD
                 loss.backward()
@@ -163,11 +163,16 @@ class Rehearsal:
         trace = recorder.finish(
             source=self.source, gradients=str(step.gradients), device=str(step.device), seconds=seconds
         )
-        return Record(trace, names, recorder.signatures, recorder.signature_of, effects.found)
+        return Record(trace, names, recorder.signatures, recorder.signature_of, index_of, watcher.changed)
 
-    def _register(self, recorder: Recorder) -> dict[int, str]:
+    def _register(self, recorder: Recorder) -> tuple[dict[int, str], dict[int, int]]:
+        """Make what is there before the step known to the recorder; its names, and its places by storage."""
+        index_of: dict[int, int] = {}
         for tensor, category in persistent_tensors(self.step):
             recorder.register(tensor, category)
+            index = recorder.find(tensor)
+            if index is not None:
+                index_of[tensor.untyped_storage()._cdata] = index
         names: dict[int, str] = {}
         for kind, tensors in (
             ("parameter", self.step.model.named_parameters()),
@@ -177,7 +182,7 @@ class Rehearsal:
                 index = recorder.find(tensor)
                 if index is not None:
                     names.setdefault(index, f"{kind} {name}")
-        return names
+        return names, index_of
 
     def _mark_gradients(self, recorder: Recorder) -> None:
         for parameter in self.step.model.parameters():

@@ -1,6 +1,4 @@
-"""What a module call does besides computing tensors: attributes that it changes, objects among its arguments that it
-changes, numbers that it draws from Python's or NumPy's generator. Found by comparing before and after one call.
-"""
+"""Which module calls change an object that they are given, such as a cache that grows. Found by comparing before and after."""
 
 from __future__ import annotations
 
@@ -11,15 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regrad.torch.store import python_draws
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_MODULE_INTERNALS = {
-    "_parameters", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook", "forward",
-    *_HOOK_TABLES, "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
-    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-}  # fmt: skip
 _DEPTH = 4
 
 
@@ -42,34 +32,21 @@ def token(value: Any, depth: int = _DEPTH) -> Any:
     return id(value)
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    found = {}
-    for path, inner in module.named_modules():
-        prefix = f"{path}." if path else ""
-        for name, value in vars(inner).items():
-            if name == "_buffers":
-                found.update({prefix + key: id(buffer) for key, buffer in value.items()})
-            elif name not in _MODULE_INTERNALS:
-                found[prefix + name] = token(value)
-    return found
-
-
-def _objects(args: Any, kwargs: Any) -> dict[str, Any]:
-    """Arguments that are neither tensors nor plain values: caches and other holders of state."""
-    named = {f"argument {i}": value for i, value in enumerate(args)} | {f"argument {k!r}": v for k, v in kwargs.items()}
-    return {
-        f"{name} ({type(value).__name__})": token(value)
-        for name, value in named.items()
+def _objects(args: Any, kwargs: Any) -> list[Any]:
+    """Summaries of the arguments that are neither tensors nor plain values: caches and other holders of state."""
+    return [
+        token(value)
+        for value in (*args, *kwargs.values())
         if not isinstance(value, (torch.Tensor, nn.Module, *_PLAIN)) and not callable(value)
-    }
+    ]
 
 
-class EffectWatch:
-    """Watches the calls of some modules; ``found`` maps (module name, which call) to the first effect, in words."""
+class ArgumentWatch:
+    """Watches the calls of some modules; ``changed`` holds (module name, which call) of those that change an argument."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
-        self.found: dict[tuple[str, int], str] = {}
+        self.changed: set[tuple[str, int]] = set()
         self._counts: dict[str, int] = {}
         self._open: list[Any] = []
 
@@ -88,34 +65,14 @@ class EffectWatch:
                 handle.remove()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._open.append((_attributes(module), _objects(args, kwargs), python_draws()))
+        self._open.append(_objects(args, kwargs))
 
     def _leaving(self, name: str) -> Any:
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            attributes, objects, draws = self._open.pop()
+            before = self._open.pop()
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
-            effect = _first_change("it changes the attribute", attributes, _attributes(module))
-            effect = effect or _first_change("it changes its", objects, _objects(args, kwargs))
-            for which, old, new in zip(("Python", "NumPy"), draws, python_draws(), strict=True):
-                if not effect and old != new:
-                    effect = f"it draws from {which}'s random generator"
-            if effect:
-                self.found[name, count] = effect
+            if before != _objects(args, kwargs):
+                self.changed.add((name, count))
 
         return leave
-
-
-def _first_change(words: str, before: dict[str, Any], after: dict[str, Any]) -> str:
-    for name in [*after, *(name for name in before if name not in after)]:
-        if before.get(name) != after.get(name):
-            return f"{words} {name}"
-    return ""
-
-
-def inner_hooks(module: nn.Module) -> str:
-    """The first module inside ``module`` with a hook of the user's, which would fire again in a replay; "" if none."""
-    for name, inner in module.named_modules():
-        if name and any(getattr(inner, table) for table in _HOOK_TABLES):
-            return f"a hook is registered on {name} inside it, which would fire again"
-    return ""

@@ -18,17 +18,20 @@ from torch import nn
 
 from regrad.core.chain import KEEP
 from regrad.core.errors import InvalidPlan, PlanMismatch
-from regrad.core.plan import Plan
+from regrad.core.plan import Plan, SegmentPlan
 from regrad.torch.fingerprint import difference, fingerprint
-from regrad.torch.recompute import recompute
+from regrad.torch.recompute import log, prime, recompute
 
 Engine = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+Calls = dict[str, tuple[str, ...]]
+LOG = "log"
+"""What a call that is kept does where earlier replays need what it overwrites."""
 
 
 class PlannedForward:
     """What stands in for one module's ``forward`` while a plan is applied.
 
-    calls      for each call of the module in one step whether it is recomputed; a single entry serves every call
+    calls      for each call of the module in one step KEEP, RECOMPUTE or LOG; a single entry serves every call
     training   the mode that the plan was made in; in the other mode, and without gradients, nothing changes
     overrides  keyword arguments that the module is called with, such as ``use_cache=False``
     root       whether this is the model itself, whose calls mark where a step begins
@@ -39,7 +42,7 @@ class PlannedForward:
         self,
         module: nn.Module,
         *,
-        calls: tuple[bool, ...],
+        calls: tuple[str, ...],
         training: bool,
         overrides: dict[str, Any],
         root: bool,
@@ -70,15 +73,16 @@ class PlannedForward:
             _begin_step(self.module)
         if self.overrides:
             kwargs = {**kwargs, **self.overrides}
-        if not self._recomputes_this_call():
+        option = self._option_of_this_call()
+        if option == KEEP:
             return self.original(*args, **kwargs)
-        return self.engine(self.original, args, kwargs)
+        return (log if option == LOG else self.engine)(self.original, args, kwargs)
 
-    def _recomputes_this_call(self) -> bool:
+    def _option_of_this_call(self) -> str:
         if len(self.calls) == 1:
             return self.calls[0]
         position, self.position = self.position, self.position + 1
-        return position < len(self.calls) and self.calls[position]
+        return self.calls[position] if position < len(self.calls) else KEEP
 
 
 def _begin_step(model: nn.Module) -> None:
@@ -101,7 +105,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     if found != plan.fingerprint:
         raise PlanMismatch(plan.fingerprint, found, difference(model, plan))
     modules = dict(model.named_modules())
-    calls = recomputed_calls(plan)
+    calls = planned_calls(plan)
     missing = sorted(name for name in calls if name not in modules)
     if missing:
         raise PlanMismatch(plan.fingerprint, found, f"it has no module {missing[0]!r}")
@@ -109,49 +113,69 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         raise InvalidPlan("the plan holds a span of several segments, which this version cannot run; plan again")
     remove(model)
     install_plan(model, calls, training=plan.training, cache_off=plan.cache_off)
+    _prime(model, plan)
     return model
 
 
-def recomputed_calls(plan: Plan) -> dict[str, tuple[bool, ...]]:
-    """For each module that the plan recomputes at least once: which of its calls in a step are recomputed."""
-    return call_flags((segment.module, segment.call, segment.option != KEEP) for segment in plan.segments)
+def _prime(model: nn.Module, plan: Plan) -> None:
+    """Tell the engine of the large state that each segment writes, so that its first call need not find out."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    modules = dict(model.named_modules())
+    for segment in plan.segments:
+        large = {
+            tensors[name]: one.engine
+            for one in segment.state
+            if one.written and (name := one.name.partition(" ")[2]) in tensors
+        }
+        if large:
+            prime(vars(modules[segment.module])["forward"].original, large)
 
 
-def call_flags(calls: Iterable[tuple[str, int, bool]]) -> dict[str, tuple[bool, ...]]:
-    """Flags by module from (module, which call, whether it is recomputed); modules of which no call is are left out."""
-    found: dict[str, dict[int, bool]] = {}
-    for module, call, again in calls:
+def planned_calls(plan: Plan) -> Calls:
+    """For each module that the plan touches what each of its calls in a step does."""
+    return call_options((segment.module, segment.call, option_of(segment)) for segment in plan.segments)
+
+
+def option_of(segment: SegmentPlan) -> str:
+    """What a planned call does: its option, or LOG for one that is kept and writes what earlier replays need."""
+    return LOG if segment.option == KEEP and segment.state else segment.option
+
+
+def call_options(calls: Iterable[tuple[str, int, str]]) -> Calls:
+    """Options by module from (module, which call, KEEP or what else); modules whose calls are all kept are left out."""
+    found: dict[str, dict[int, str]] = {}
+    for module, call, option in calls:
         if module:
-            found.setdefault(module, {})[call] = again
+            found.setdefault(module, {})[call] = option
     return {
-        name: tuple(flags.get(i, False) for i in range(max(flags) + 1))
-        for name, flags in found.items()
-        if any(flags.values())
+        name: tuple(options.get(i, KEEP) for i in range(max(options) + 1))
+        for name, options in found.items()
+        if any(option != KEEP for option in options.values())
     }
 
 
 def install_plan(
     model: nn.Module,
-    calls: dict[str, tuple[bool, ...]],
+    calls: Calls,
     *,
     training: bool,
     cache_off: str | None,
     engine: Engine = recompute,
 ) -> None:
-    """Put recomputation of the flagged calls by ``engine`` on a model, without a check."""
+    """Put a plan's options, recomputation by ``engine``, on the calls of a model, without a check."""
     modules = dict(model.named_modules())
-    for name, flags in calls.items():
-        install(modules[name], calls=flags, training=training, engine=engine)
+    for name, options in calls.items():
+        install(modules[name], calls=options, training=training, engine=engine)
     if cache_off is not None:
         install(modules[cache_off], training=training, overrides={"use_cache": False})
-    if any(len(flags) > 1 for flags in calls.values()):
+    if any(len(options) > 1 for options in calls.values()):
         install(model, training=training, root=True)
 
 
 def install(
     module: nn.Module,
     *,
-    calls: tuple[bool, ...] = (False,),
+    calls: tuple[str, ...] = (KEEP,),
     training: bool,
     overrides: dict[str, Any] | None = None,
     root: bool = False,
@@ -160,7 +184,7 @@ def install(
     """Put a :class:`PlannedForward` on ``module``, or add to the one that it has."""
     planned = vars(module).get("forward")
     if isinstance(planned, PlannedForward):
-        planned.calls = calls if calls != (False,) else planned.calls
+        planned.calls = calls if calls != (KEEP,) else planned.calls
         planned.overrides = {**planned.overrides, **(overrides or {})}
         planned.root = planned.root or root
         return

@@ -12,7 +12,7 @@ from torch import nn
 from regrad.core import trace as tr
 from regrad.core.chain import KEEP, Chain
 from regrad.core.errors import InfeasibleBudget, PlanMismatch, PlannerMismatch
-from regrad.core.plan import Plan, SegmentPlan, Solution, leaves, one_level
+from regrad.core.plan import Plan, SegmentPlan, Solution, StatePlan, leaves, one_level
 from regrad.core.simulate_trace import live_levels
 from regrad.core.timeline import peak_moment
 from regrad.core.units import Budget, format_bytes
@@ -200,7 +200,7 @@ class _Search:
         """The plan that a user gets."""
         source, chain = self.source, self.source.chain
         trace, levels = source.arithmetic.trace, source.levels(options)
-        segments = tuple(_segment_plan(chain, source, index, option) for index, option in enumerate(options))
+        segments = tuple(_segment_plan(chain, source, index, options) for index in range(len(options)))
         recorded = live_levels(source.trace)
         return Plan(
             fingerprint=source.fingerprint,
@@ -228,9 +228,9 @@ class _Search:
         )
 
 
-def _segment_plan(chain: Chain, source: Profile, index: int, option: str) -> SegmentPlan:
-    segment, piece = chain.segments[index], source.pieces[index]
-    chosen = segment.option(option)
+def _segment_plan(chain: Chain, source: Profile, index: int, options: Options) -> SegmentPlan:
+    segment, piece, option = chain.segments[index], source.pieces[index], options[index]
+    chosen, state = segment.option(option), _state(source, index, options)
     if segment.reason:
         reason = segment.reason
     elif option == KEEP:
@@ -240,8 +240,30 @@ def _segment_plan(chain: Chain, source: Profile, index: int, option: str) -> Seg
         reason = f"frees {format_bytes(saved)} until its backward"
     return SegmentPlan(
         name=segment.name, option=option, retained_bytes=chosen.retained_bytes, transient_bytes=chosen.transient_bytes,
-        added_seconds=chosen.added_seconds, reason=reason, engine=chosen.engine, module=piece.module, call=piece.call,
+        added_seconds=chosen.added_seconds, reason=reason, engine=_engine(state), module=piece.module, call=piece.call,
+        state=state,
     )  # fmt: skip
+
+
+def _state(source: Profile, index: int, options: Options) -> tuple[StatePlan, ...]:
+    """What the engine keeps of the state that a recomputed segment finds, or that a kept one overwrites for others."""
+    piece = source.pieces[index]
+    if not piece.module:
+        return ()
+    if options[index] == KEEP:
+        copies = source.logs_of(index, options)
+    else:
+        copies = source.ranges_of[piece.module, piece.call].state
+    return tuple(
+        StatePlan(copy.name, copy.engine, copy.bytes, copy.bytes + 2 * copy.present_bytes, copy.written)
+        for copy in copies
+    )
+
+
+def _engine(state: tuple[StatePlan, ...]) -> str | None:
+    """The engines of the tensors that the step writes, in one word; None where it writes none."""
+    engines = {one.engine for one in state if one.written and not one.name.endswith("generator")}
+    return " + ".join(sorted(engines)) or None
 
 
 def _notes(source: Profile) -> tuple[str, ...]:

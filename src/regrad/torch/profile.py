@@ -7,24 +7,24 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from regrad.core.chain import KEEP, Chain, Problem
-from regrad.core.simulate_trace import Levels, Range, TraceArithmetic
-from regrad.core.trace import ACTIVATIONS, BACKWARD, OPTIMIZER, Call, Storage, Trace
+from regrad.core.simulate_trace import Levels, Range, StateCopy, TraceArithmetic
+from regrad.core.trace import Call, Trace
 from regrad.torch import execute
 from regrad.torch.chain import Piece, build_chain
 from regrad.torch.clock import Clock
 from regrad.torch.dryrun import Rehearsal
-from regrad.torch.effects import inner_hooks
 from regrad.torch.fingerprint import fingerprint, step_fingerprint
 from regrad.torch.merge import merge_lifetimes
+from regrad.torch.recompute import rehearse
 from regrad.torch.record import Record
 from regrad.torch.room import available_bytes
+from regrad.torch.state import States
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
-from regrad.torch.watch import border_problem, container_children, find_candidates, matches
+from regrad.torch.watch import border_problem, container_children, find_candidates, given, matches
 
 Progress = Callable[[str, float], None]
 
@@ -36,9 +36,10 @@ class Profile:
     eager       the eager step in its steady state, as the user's model runs it
     arithmetic  trace arithmetic on the step that plans start from: the eager one, or the one with its cache off
     ranges_of   for each call that can be recomputed the operations that are run again
-    problem    the chain of segments with their options
-    pieces     for each segment of the chain the module call that it is, and why it can only be kept where that is so
-    cache_off  the module whose cache is turned off under a plan; None if none
+    problem     the chain of segments with their options
+    pieces      for each segment of the chain the module call that it is, and why it can only be kept where that is so
+    states      what state each module call finds, and what its engine copies of it
+    cache_off   the module whose cache is turned off under a plan; None if none
     """
 
     rehearsal: Rehearsal
@@ -48,6 +49,7 @@ class Profile:
     ranges_of: dict[tuple[str, int], Range]
     problem: Problem
     pieces: tuple[Piece, ...]
+    states: States
     fingerprint: str
     step_fingerprint: str
     training: bool
@@ -67,15 +69,32 @@ class Profile:
         return self.problem.chain
 
     def problem_of(self, call: Call) -> str:
-        """Why a call of any module could not be recomputed, as far as operations and hooks tell; "" if it could."""
-        module = dict(self.rehearsal.original.model.named_modules())[call.module]
-        effect = self.eager.effects.get((call.module, call.count), "")
-        return effect or inner_hooks(module) or border_problem(self.arithmetic.trace, call, self.eager.names)
+        """Why a call of any module could not be recomputed, as far as its operations tell; "" if it could."""
+        copied = self.states.reached(call.module).small
+        return border_problem(self.arithmetic.trace, call, self.eager.names, copied, self.states.logged)
+
+    def range_of(self, call: Call, inner: tuple[Range, ...] = ()) -> Range:
+        """The range of operations that a call of any module is, with the copies of state that its engine takes."""
+        return Range(call.start, call.stop, given(self.arithmetic.trace, call), inner, self.states.copies(call))
 
     def ranges(self, options: tuple[str, ...]) -> list[Range]:
         """The ranges of operations that are recomputed when each segment takes the option named."""
         chosen = zip(self.pieces, options, strict=True)
         return [self.ranges_of[piece.module, piece.call] for piece, option in chosen if piece.module and option != KEEP]
+
+    def logs_of(self, index: int, options: tuple[str, ...]) -> tuple[StateCopy, ...]:
+        """What segment ``index`` must log, under these options, for the replays of segments before it."""
+        piece = self.pieces[index]
+        call = self.states.call(piece.module, piece.call) if piece.module else None
+        if call is None:
+            return ()
+        found = {
+            copy.key: copy
+            for one in self.ranges(options)
+            for copy in one.state
+            if one.start < call.start and copy.key[0] == "log" and copy.key[2] == call.start
+        }
+        return tuple(found.values())
 
     def levels(self, options: tuple[str, ...]) -> Levels:
         """The levels of a step in which each segment takes the option named, by trace arithmetic."""
@@ -85,29 +104,14 @@ class Profile:
 
     def dry_run(self, options: tuple[str, ...]) -> Trace:
         """The record of a step on copies without bytes in which each segment takes the option named."""
-        chosen = [(p.module, p.call, o != KEEP) for p, o in zip(self.pieces, options, strict=True)]
-        flags = execute.call_flags(chosen)
+        flags = execute.call_options((p.module, p.call, o) for p, o in zip(self.pieces, options, strict=True))
         record = self.rehearsal.record(
-            lambda model: execute.install_plan(model, flags, training=self.training, cache_off=self.cache_off)
+            lambda model: execute.install_plan(
+                model, flags, training=self.training, cache_off=self.cache_off, engine=rehearse
+            )
         )
         self.clock.read(record)
-        _hold_generators(record.trace, {(module, call) for module, call, again in chosen if again})
         return record.trace
-
-
-def _hold_generators(trace: Trace, calls: set[tuple[str, int]]) -> None:
-    """Add the generator state that each recomputed call holds until its backward ends; no dispatcher sees it made."""
-    state_bytes = torch.get_rng_state().nbytes
-    ends: dict[int, int] = {}
-    backward = range(trace.phase_starts[BACKWARD], trace.phase_starts[OPTIMIZER])
-    recomputed = [call for call in trace.calls if (call.module, call.count) in calls]
-    for position in backward:
-        sequence = trace.operations[position].sequence
-        for index, call in enumerate(recomputed):
-            if call.first_sequence <= sequence < call.stop_sequence:
-                ends[index] = position + 1
-    for index, call in enumerate(recomputed):
-        trace.storages.append(Storage(state_bytes, ACTIVATIONS, call.start, ends.get(index, backward.stop)))
 
 
 def make_profile(step: Step, *, segments: str | None = None, progress: Progress | None = None) -> Profile:
@@ -137,12 +141,18 @@ def make_profile(step: Step, *, segments: str | None = None, progress: Progress 
         bare = rehearsal.record_lifetimes(_caching_off(step, cache_off))
         merge_lifetimes(base.trace, bare)
     arithmetic = TraceArithmetic(base.trace)
-    ranges_of = _ranges(base.trace, candidates)
+    calls = {(call.module, call.count): call for call in base.trace.calls}
+    states = States(rehearsal.step.model, base, [calls[module, count] for module, count, _ in candidates])
+    ranges_of = {}
+    for module, count, reason in candidates:
+        if not reason:
+            call = calls[module, count]
+            ranges_of[module, count] = Range(call.start, call.stop, given(base.trace, call), state=states.copies(call))
     chain, pieces = build_chain(arithmetic, candidates, ranges_of)
     if rehearsal.why_real:
         notes = (*notes, f"the step was run for real on a copy: fake tensors do not carry it ({rehearsal.why_real})")
     return Profile(
-        rehearsal, clock, eager, arithmetic, ranges_of, Problem(chain, trace=base.trace), pieces,
+        rehearsal, clock, eager, arithmetic, ranges_of, Problem(chain, trace=base.trace), pieces, states,
         fingerprint(step.model), step_fingerprint(step), step.model.training, cache_off, notes, time.monotonic() - began,
     )  # fmt: skip
 
@@ -152,26 +162,12 @@ def _caching_off(step: Step, module: str | None) -> Callable[[nn.Module], None]:
     return lambda model: execute.install_plan(model, {}, training=step.model.training, cache_off=module)
 
 
-def _ranges(trace: Trace, candidates: list[tuple[str, int, str]]) -> dict[tuple[str, int], Range]:
-    """For each candidate without a reason against it the range of its operations, and what its replay is given."""
-    state_bytes = torch.get_rng_state().nbytes
-    calls = {(call.module, call.count): call for call in trace.calls}
-    found = {}
-    for module, count, reason in candidates:
-        if not reason:
-            call = calls[module, count]
-            found[module, count] = Range(call.start, call.stop, call.inputs, state_bytes=state_bytes)
-    return found
-
-
 def _choose(
     step: Step, rehearsal: Rehearsal, eager: Record, names: set[str], segments: str | None
 ) -> tuple[list[tuple[str, int, str]], str | None, tuple[str, ...]]:
     """The candidates with the reasons against them, the module whose cache must be off, and notes for the user."""
-    candidates = _judge(step, eager, segments)
-    if not any("changes its argument" in reason for _, _, reason in candidates):
-        return candidates, None, ()
-    caching = _caching_module(step)
+    candidates = _judge(step, rehearsal, eager, segments)
+    caching = _caching_module(step) if eager.changing else None
     if caching is None:
         return candidates, None, ()
     try:
@@ -179,8 +175,8 @@ def _choose(
     except Exception as error:  # noqa: BLE001 - the loss reads the cache: the user's own code fails without it
         note = f"the cache of {_shown(caching)} is used by the loss ({type(error).__name__}), so it stays on"
         return candidates, None, (note,)
-    without = _judge(step, off, segments)
-    if sum(not reason for *_, reason in without) <= sum(not reason for *_, reason in candidates):
+    without = _judge(step, rehearsal, off, segments)
+    if off.changing or sum(not reason for *_, reason in without) < sum(not reason for *_, reason in candidates):
         return candidates, None, ()
     note = (
         f"use_cache is False in {_shown(caching)} while the plan is applied: nothing in this step reads the cache again"
@@ -192,21 +188,22 @@ def _shown(module: str) -> str:
     return module or "the model"
 
 
-def _judge(step: Step, record: Record, segments: str | None) -> list[tuple[str, int, str]]:
+def _judge(step: Step, rehearsal: Rehearsal, record: Record, segments: str | None) -> list[tuple[str, int, str]]:
     """Every candidate call with the reason why it cannot be recomputed, "" if it can."""
-    modules = dict(step.model.named_modules())
     trace = record.trace
+    candidates = find_candidates(step.model, trace, segments)
+    states = States(rehearsal.step.model, record, [trace.calls[candidate.call] for candidate in candidates])
     root_is_called = any(call.module == "" for call in trace.calls)
     counts: dict[str, int] = {}
     for call in trace.calls:
         counts[call.module] = max(counts.get(call.module, 0), call.count + 1)
     judged = []
-    for candidate in find_candidates(step.model, trace, segments):
+    for candidate in candidates:
         call = trace.calls[candidate.call]
-        reason = record.effects.get((call.module, call.count), "") or inner_hooks(modules[call.module])
-        if not reason and counts[call.module] > 1 and not root_is_called:
+        reason = ""
+        if counts[call.module] > 1 and not root_is_called:
             reason = "it is called several times in a step, and the model itself is not called, so calls cannot be told apart"
-        reason = reason or border_problem(trace, call, record.names)
+        reason = reason or border_problem(trace, call, record.names, states.reached(call.module).small, states.logged)
         judged.append((call.module, call.count, reason))
     return judged
 

@@ -5,25 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
+import torch
+
+from regrad.torch.regions.discover.tensors import SMALL_BYTES, memory_of
+from regrad.torch.regions.public import Checkpoint
+from regrad.torch.regions.region import region_of
+from regrad.torch.regions.watch import storage_key
+
+ENGINE = Checkpoint()
+"""The settings under which planned calls run; ``ENGINE.report()`` tells what became of them."""
+_REHEARSAL = Checkpoint(guard="off")
 
 
 def recompute(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run ``forward(*args, **kwargs)`` keeping only its arguments; its backward runs it again.
+    """Run ``forward(*args, **kwargs)`` keeping its arguments and its state at entry; its backward runs it again."""
+    return ENGINE(forward, *args, **kwargs)
 
-    Every tensor argument, however deep it stands in tuples and dicts, goes to the engine as an argument of its own: the
-    engine then holds it under autograd's version check, so that an argument that is changed in place afterwards is an
-    error and not another result. An argument that is given twice is handed over once, and is one object in the replay
-    too: a forward may ask whether its query *is* its key.
-    """
-    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
-    given = {id(leaf): leaf for leaf in leaves}
-    place = {identity: position for position, identity in enumerate(given)}
-    order = [place[id(leaf)] for leaf in leaves]
 
-    def run(*once: Any) -> Any:
-        again_args, again_kwargs = pytree.tree_unflatten([once[position] for position in order], structure)
-        return forward(*again_args, **again_kwargs)
+def log(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run a call that is kept, and keep what it overwrites of large state for the replays of earlier calls."""
+    return ENGINE.log(forward, *args, **kwargs)
 
-    return checkpoint(run, *given.values(), use_reentrant=False, preserve_rng_state=True)
+
+def rehearse(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """:func:`recompute` for copies of a model: what is learnt of them, and counted, is kept apart."""
+    return _REHEARSAL(forward, *args, **kwargs)
+
+
+def prime(forward: Callable[..., Any], written: Mapping[torch.Tensor, str]) -> None:
+    """Say before its first call that ``forward`` writes these tensors, and by which engine their old bytes are kept."""
+    region = region_of(forward, ENGINE.settings)
+    for tensor, engine in written.items():
+        key = storage_key(tensor)
+        if key is not None and memory_of(tensor).nbytes > SMALL_BYTES:
+            region.engines[key] = engine
+
+
+def replays() -> int:
+    """How many calls have been run again under plans, in this process."""
+    return sum(report.replays for report in ENGINE.report())

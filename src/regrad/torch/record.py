@@ -106,13 +106,19 @@ def _spec(leaf: Any) -> Any:
 
 @dataclass
 class Record:
-    """One recorded step: the trace, names of the persistent storages in it, signatures for the clock, effects seen."""
+    """One recorded step: the trace, signatures for the clock, and what else was seen.
+
+    names     of the persistent storages in the trace
+    index_of  the place in the trace of each storage that was there before the step, by the storage's identity
+    changing  (module, which call) of the watched calls that change an object that they are given
+    """
 
     trace: Trace
     names: dict[int, str]
     signatures: list[Signature]
     signature_of: list[int]
-    effects: dict[tuple[str, int], str]
+    index_of: dict[int, int]
+    changing: set[tuple[str, int]]
 
 
 _LIBRARIES = tuple(str(Path(path).parent) + os.sep for path in (torch.__file__, __file__))
@@ -314,11 +320,15 @@ class Recorder(TorchDispatchMode):
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             sequence = self._sequence()
-            inputs = tuple(dict.fromkeys(self._seen(tensor) for tensor in tensors_in((args, kwargs))))
+            given = tensors_in((args, kwargs))
+            inputs = tuple(dict.fromkeys(self._seen(tensor) for tensor in given))
+            plain = tuple(dict.fromkeys(self._seen(tensor) for tensor in given if not tensor.requires_grad))
             parent = self._stack[-1] if self._stack else -1
             here = len(self.operations)
             self._stack.append(len(self.calls))
-            self.calls.append(Call(name, type(module).__name__, count, here, here, parent, sequence, sequence, inputs))
+            kind = type(module).__name__
+            call = Call(name, kind, count, here, here, parent, sequence, sequence, inputs, plain_inputs=plain)
+            self.calls.append(call)
 
         return enter
 

@@ -8,6 +8,7 @@ the candidates can only be kept.
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from torch import nn
@@ -96,12 +97,31 @@ def _search(trace: Trace, names: set[str]) -> list[int]:
         outer[at : at + 1] = inside[split]
 
 
-def border_problem(trace: Trace, call: Call, names: dict[int, str]) -> str:
+def given(trace: Trace, call: Call) -> tuple[int, ...]:
+    """Storages that a call needs from before it: its arguments, and what else it reads that does not outlive the step
+    by itself (computed in this step, or state that this step puts another tensor in place of)."""
+    read = set()
+    for operation in trace.operations[call.start : call.stop]:
+        for index in operation.reads:
+            storage = trace.storages[index]
+            if storage.birth < call.start and (storage.birth >= 0 or storage.death is not None):
+                read.add(index)
+    return (*call.inputs, *sorted(read.difference(call.inputs)))
+
+
+def border_problem(
+    trace: Trace,
+    call: Call,
+    names: dict[int, str],
+    copied: Collection[int] = (),
+    logged: Callable[[int], bool] = lambda position: False,
+) -> str:
     """Why the tensors that a call reads would not be the same when it runs again; "" if they would.
 
-    The in-place rule: whatever was there before the call and is read by it must not be written at or after its entry,
-    by the call itself (state) or by anyone later in the forward (a changed argument). ``names`` are those of persistent
-    storages.
+    What was there before the call and is read by it may be written at or after its entry only where the engine brings
+    it back: state that it copies whole at every call (``copied``, storages by index), and state that the call itself
+    writes or an operation whose writes are ``logged``. Anything else must not be written: a computed tensor by no one
+    (the in-place rule), other state by nobody else. ``names`` are those of persistent storages.
     """
     reads = set(call.inputs)
     for operation in trace.operations[call.start : call.stop]:
@@ -109,13 +129,12 @@ def border_problem(trace: Trace, call: Call, names: dict[int, str]) -> str:
     for position in range(call.start, trace.phase_starts[tr.BACKWARD]):
         operation = trace.operations[position]
         for index in operation.writes:
-            if index not in reads or trace.storages[index].birth >= call.start:
+            if index not in reads or trace.storages[index].birth >= call.start or index in copied:
                 continue
-            if position >= call.stop:
+            if position >= call.stop and not (trace.storages[index].birth < 0 and logged(position)):
                 return f"{_name(index, call, names)} is written later in the forward by {operation.name}"
-            if index in names:
-                return f"it writes {_name(index, call, names)} ({operation.name})"
-            return f"{operation.name} writes {_name(index, call, names)} in place after the call was entered"
+            if trace.storages[index].birth >= 0:
+                return f"{operation.name} writes {_name(index, call, names)} in place after the call was entered"
     return ""
 
 
