@@ -9,7 +9,7 @@ import pytest
 from regrad.core.chain import Chain, Problem
 from regrad.core.plan import Status
 from regrad.core.simulate import simulate
-from regrad.planners import Exhaustive, Optimal, _grid, _items, _staircase, optimal
+from regrad.planners import Exhaustive, Optimal, _flat, _grid, _items, _staircase
 
 CHAINS = 2_000
 # segments of a chain: all of 4 … 10, the longer the rarer, because the oracle walks every plan
@@ -124,7 +124,7 @@ PLANTED = {
 @pytest.mark.parametrize("planner", EXACT, ids=["staircase", "grid"])
 @pytest.mark.parametrize("fault", PLANTED)
 def test_the_comparison_catches_a_planner_that(fault, planner, random_chain, monkeypatch):
-    monkeypatch.setattr(optimal, "items_of", changed(PLANTED[fault]))
+    monkeypatch.setattr(_flat, "items_of", changed(PLANTED[fault]))
     caught = sum(bool(differences(planner, chain, rng)) for chain, rng in chains(random_chain, 60, seed=3))
     assert caught >= 6
 
@@ -146,13 +146,13 @@ def test_the_comparison_catches_a_grid_that_rounds_down(random_chain, monkeypatc
 
 
 def test_the_comparison_catches_a_staircase_that_drops_a_point(random_chain, monkeypatch):
-    true_staircase = optimal.staircase
+    true_staircase = _flat.staircase
 
     def lossy(items, most_slack, max_points):
         solved = true_staircase(items, most_slack, max_points)
         return replace(solved, slack=solved.slack[1:], seconds=solved.seconds[1:])
 
-    monkeypatch.setattr(optimal, "staircase", lossy)
+    monkeypatch.setattr(_flat, "staircase", lossy)
     caught = sum(bool(differences(Optimal(), chain, rng)) for chain, rng in chains(random_chain, 30, seed=5))
     assert caught > 10
 
@@ -192,3 +192,29 @@ def test_a_curve_up_to_a_limit_is_the_whole_curve_cut_there(random_chain):
                 assert (ours.plan is None, ours.added_seconds) == (true.plan is None, true.added_seconds)
             beyond = cut.at(top + 100)
             assert beyond.lower_bound <= whole.at(top + 100).added_seconds
+
+
+def test_single_budgets_lose_about_a_hundredth_of_themselves_and_larger_ones_are_never_slower(random_chain):
+    """Grids that end near the budget answer where the whole curve's would lose more; across them seconds never rise."""
+    rng = random.Random(8)
+    finer = 0
+    for _ in range(6):
+        chain = random_chain(rng, 30, most_options=4, scale=10_007)
+        # what is kept is large beside what else there is, so that the least budget is far below the fastest plan's
+        heavy = (
+            options(s, retained_bytes=lambda o: o.retained_bytes * (9 if o.name == "keep" else 1))
+            for s in chain.segments
+        )
+        problem = Problem(replace(chain, segments=tuple(s for s in heavy if len(s.options) > 1)))
+        exact, whole = Optimal().curve(problem), COARSE.curve(problem)
+        top, before = whole.points()[-1][0], inf
+        for budget in range(whole.least_bytes, top + top // 10, max((top - whole.least_bytes) // 120, 1)):
+            solution, best = COARSE(problem, budget), exact.at(budget)
+            assert simulate(solution.plan, problem.chain).peak_bytes == solution.peak_bytes <= budget
+            assert solution.lower_bound <= best.added_seconds <= solution.added_seconds <= before
+            assert solution.status is not Status.OPTIMAL or solution.added_seconds == best.added_seconds
+            poorer = exact.at(budget - budget * 12 // 1000 - 15)
+            assert poorer.plan is None or solution.added_seconds <= poorer.added_seconds
+            finer += solution.added_seconds < whole.at(budget).added_seconds
+            before = solution.added_seconds
+    assert finer > 20

@@ -17,16 +17,20 @@ from regrad.planners import (
     EveryK,
     Exhaustive,
     FirstK,
+    Frontier,
     KeepAll,
+    KeepOrSnapshot,
     Optimal,
     Portfolio,
     RecomputeAll,
     SqrtN,
+    StateAgnostic,
     Uniform,
 )
 from regrad.planners.exhaustive import all_nested
 
-ONE_LEVEL = (KeepAll(), RecomputeAll(), FirstK(), FirstK(1), EveryK(), EveryK(2), Optimal(), Portfolio())
+STATEFUL = (Frontier(), StateAgnostic(), KeepOrSnapshot())
+ONE_LEVEL = (KeepAll(), RecomputeAll(), FirstK(), FirstK(1), EveryK(), EveryK(2), Optimal(), Portfolio(), *STATEFUL)
 SPANNING = (SqrtN(), Uniform(1), Uniform(2), Uniform(), Binomial(), Binomial(1), Optimal(nested=True))
 ALL = (*ONE_LEVEL, *SPANNING, Exhaustive(), Portfolio(spans=True))
 

@@ -7,6 +7,7 @@ import pytest
 from regrad.core.chain import KEEP, RECOMPUTE, Chain, Option, Problem, Segment
 from regrad.core.errors import PlannerMismatch
 from regrad.core.plan import Status
+from regrad.core.schedule import Backward, Drop, Forward, Recompute, Restore, Save, schedule_of
 from regrad.core.simulate import simulate
 from regrad.planners import Binomial, Optimal, SqrtN, Uniform, _nested
 from regrad.planners.binomial import (
@@ -54,6 +55,87 @@ def test_steps_that_slots_can_reverse(slots, times, steps):
     assert sweeps(steps, slots) == times
     assert sweeps(steps + 1, slots) == times + 1
     assert steps == 1 or most_steps(slots, times) == most_steps(slots - 1, times) + most_steps(slots, times - 1)
+
+
+def order(problem, slots):
+    """For each backward, newest first: the states that are stored anew on the way, and the steps that run for it.
+
+    The run of a step for its own backward is not one of them (in the paper it is part of the reversal).
+    """
+    found, stored, ran = [], [], []
+    for action in schedule_of(binomial_spans(problem, slots), problem.chain).actions:
+        if isinstance(action, Save):
+            stored.append(action.segment)
+        elif isinstance(action, (Forward, Recompute)):
+            ran.append(action.segment)
+        elif isinstance(action, Backward):
+            found.append((action.segment, stored, [segment for segment in ran if segment < action.segment]))
+            stored, ran = [], []
+    return found
+
+
+# by the recursion of Griewank and Walther: with s slots and the least t that allows C(s + t, s) >= n steps, store the
+# first state, advance by C(s + t - 1, s) steps, do what lies ahead with s - 1 slots, come back and do the rest with s.
+# For these n, which are C(s + t, s), there is no other way as good
+GOLDEN = {
+    # C(5, 3): 4 = C(4, 3) steps ahead, then 3 = C(3, 2) of the 6 left, then 2 = C(2, 1) of the 3 left
+    (10, 3): [
+        (9, [0, 4, 7], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        (8, [], [7]),
+        (7, [], []),
+        (6, [], [4, 5]),
+        (5, [], []),
+        (4, [], []),
+        (3, [], [0, 1, 2]),
+        (2, [], []),
+        (1, [], []),
+        (0, [], []),
+    ],
+    # C(4, 2): 3 = C(3, 2) ahead, then 2 = C(2, 1) of the 3 left
+    (6, 2): [
+        (5, [0, 3], [0, 1, 2, 3, 4]),
+        (4, [], [3]),
+        (3, [], []),
+        (2, [], [0, 1]),
+        (1, [], []),
+        (0, [], []),
+    ],
+    # C(5, 2): 6 = C(4, 2) ahead; 3 = C(3, 1) of the 4 left, and again from there; then as (6, 2)
+    (10, 2): [
+        (9, [0, 6], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        (8, [], [6, 7]),
+        (7, [], [6]),
+        (6, [], []),
+        (5, [3], [0, 1, 2, 3, 4]),
+        (4, [], [3]),
+        (3, [], []),
+        (2, [], [0, 1]),
+        (1, [], []),
+        (0, [], []),
+    ],
+}
+
+
+@pytest.mark.parametrize(("steps", "slots"), GOLDEN)
+def test_the_order_of_stored_states_and_repeated_steps_is_revolves(steps, slots):
+    expected = GOLDEN[steps, slots]
+    assert order(units(steps), slots) == expected
+    assert sum(len(ran) for _, _, ran in expected) == forwards(steps, slots)
+
+
+def test_the_whole_schedule_of_ten_steps_in_three_slots():
+    problem = units(10)
+    forward = [Save(0), *(Forward(i, None) for i in range(4)), Save(4), *(Forward(i, None) for i in range(4, 7))]
+    forward += [Save(7), Forward(7, None), Forward(8, None), Forward(9, KEEP), Backward(9)]
+
+    def reverse(start, stop):
+        yield Restore(start)
+        yield from (Recompute(i, KEEP, tail=i == stop - 1) for i in range(start, stop))
+        yield from (Backward(i) for i in reversed(range(start, stop)))
+        yield Drop(start)
+
+    expected = [*forward, *reverse(7, 9), *reverse(4, 7), *reverse(0, 4)]
+    assert list(schedule_of(binomial_spans(problem, 3), problem.chain).actions) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,22 @@ from regrad.planners import (
     EveryK,
     Exhaustive,
     FirstK,
+    Frontier,
     KeepAll,
+    KeepOrSnapshot,
     Optimal,
     Portfolio,
     RecomputeAll,
     SqrtN,
+    StateAgnostic,
     Uniform,
     closed_form_peak,
     require,
 )
 from regrad.planners.exhaustive import all_nested, count_plans
 
-FLAT = (KeepAll(), RecomputeAll(), FirstK(), EveryK(), Optimal(), Exhaustive(), Portfolio())
+CONTROLS = (StateAgnostic(), KeepOrSnapshot())
+FLAT = (KeepAll(), RecomputeAll(), FirstK(), EveryK(), Optimal(), Exhaustive(), Portfolio(), *CONTROLS)
 SPANNING = (Uniform(2), Uniform(), SqrtN(), Binomial(2), Binomial(), Optimal(nested=True), Portfolio(spans=True))
 PLANNERS = (*FLAT, *SPANNING)
 ROOMY = 10**9
@@ -142,8 +146,9 @@ def test_planners_are_values_and_refuse_what_they_cannot_take(planner):
 
 def test_the_flags_say_what_the_plans_hold():
     assert [p for p in PLANNERS if p.nested] == list(SPANNING)
-    assert {type(p) for p in PLANNERS if p.options} == {Optimal, Exhaustive, Portfolio}
+    assert {type(p) for p in PLANNERS if p.options} == {Optimal, Exhaustive, Portfolio, StateAgnostic, KeepOrSnapshot}
     assert {type(p) for p in PLANNERS if p.rules == ("timeline",)} == {Optimal}
+    assert (Frontier().rules, Frontier().options, Frontier().nested) == (("static",), True, False)
     assert Exhaustive(nested=True).nested
     assert SPANNING[-2].label == "Optimal(nested=True)"
 

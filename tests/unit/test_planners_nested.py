@@ -115,15 +115,55 @@ def test_beyond_its_limits_it_says_so_and_gives_the_best_plan_of_one_level():
     assert (small(problem, 1).status, small(problem, 1).plan) == (Status.LIMIT, None)
     with pytest.raises(PlannerMismatch, match="30 segments make 4,960 different beginnings of plans, more than 750"):
         small.curve(problem)
-    with pytest.raises(PlannerMismatch, match="401 segments are more than 400"):
-        NESTED.curve(Problem(Chain((segment(),) * 401)))
-    with pytest.raises(PlannerMismatch, match=r"a unit of .* bytes takes .* cells"):
-        Optimal(nested=True, most_work=3 * 10**7).curve(Problem(odd_chain(30, 1, scale=10**6 + 3)))
+    with pytest.raises(PlannerMismatch, match="1,001 segments are more than 1,000"):
+        NESTED.curve(Problem(Chain((segment(),) * 1001)))
     # where segments are alike the same limit is far away
     assert small(Problem(Chain((segment(),) * 30)), 200).status is Status.OPTIMAL
 
 
-def test_spans_that_nest_hundreds_deep_are_walked():
+def test_where_the_whole_curve_is_too_much_each_budget_gets_a_grid_of_its_own():
+    """Never over the budget, within 1 % of the best, never slower for more memory, across all the grids that answer."""
+    chain = odd_chain(24, 1, scale=10**6 + 3)
+    problem, short = Problem(chain), Optimal(nested=True, most_work=3 * 10**7)
+    with pytest.raises(PlannerMismatch, match=r"a unit of .* bytes takes .* cells"):
+        short.curve(problem)
+    whole = Optimal(nested=True, most_work=10**12).curve(problem)
+    flat, before = Optimal().curve(problem), float("inf")
+    top, statuses = flat.points()[-1][0], set()
+    for budget in range(whole.least_bytes, top + 10**7, (top - whole.least_bytes) // 40):
+        solution, best, single = short(problem, budget), whole.at(budget), flat.at(budget)
+        assert simulate(solution.plan, chain).peak_bytes == solution.peak_bytes <= budget
+        assert solution.least_bytes == whole.least_bytes
+        assert solution.lower_bound <= best.added_seconds <= solution.added_seconds
+        assert solution.added_seconds <= before
+        assert single.plan is None or solution.added_seconds <= single.added_seconds
+        poorer = whole.at(budget - budget // 100)
+        assert poorer.plan is None or solution.added_seconds <= poorer.added_seconds
+        statuses.add(solution.status)
+        before = solution.added_seconds
+    assert statuses == {Status.FEASIBLE, Status.OPTIMAL}
+    assert short(problem, whole.least_bytes - 1).status is Status.INFEASIBLE
+
+
+def test_where_not_even_that_can_be_had_it_says_limit_and_stays_monotone():
+    chain = odd_chain(24, 1, scale=10**6 + 3)
+    problem, short = Problem(chain), Optimal(nested=True, most_work=12 * 10**6)
+    flat, before, statuses = Optimal().curve(problem), float("inf"), []
+    exact = Optimal(nested=True, most_work=10**12).curve(problem)
+    top = flat.points()[-1][0]
+    for budget in range(exact.least_bytes, top + 1, (top - exact.least_bytes) // 40):
+        solution = short(problem, budget)
+        statuses.append(solution.status)
+        if solution.plan is None:
+            assert flat.at(budget).plan is None
+            continue
+        assert simulate(solution.plan, chain).peak_bytes == solution.peak_bytes <= budget
+        assert solution.lower_bound <= exact.at(budget).added_seconds <= solution.added_seconds <= before
+        before = solution.added_seconds
+    assert statuses.count(Status.LIMIT) > 5
+
+
+def test_spans_that_nest_a_thousand_deep_are_walked():
     unit = Segment(
         "unit",
         (Option(KEEP, 1, 0, holds_input=True), Option(RECOMPUTE, 1, 0)),
@@ -131,10 +171,9 @@ def test_spans_that_nest_hundreds_deep_are_walked():
         forward_seconds=1.0,
         tail_seconds=0.0,
     )
-    problem = Problem(Chain((unit,) * 400))
-    for planner in (NESTED, Portfolio(spans=True)):
-        solution = planner(problem, 2)
-        assert (solution.peak_bytes, solution.added_seconds) == (2, 400 * 399 / 2 - 399)
+    for count, planner in ((1000, NESTED), (400, Portfolio(spans=True))):
+        solution = planner(Problem(Chain((unit,) * count)), 2)
+        assert (solution.peak_bytes, solution.added_seconds) == (2, count * (count - 1) / 2 - (count - 1))
 
 
 def test_ninety_six_segments_two_options_eight_hundred_levels_within_two_seconds():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from regrad.core.errors import InvalidPlan
+from regrad.core.errors import InvalidPlan, PlannerMismatch
+from regrad.core.state import StateUse, StateVariable
+
+if TYPE_CHECKING:
+    from regrad.core.graph import Graph
 
 KEEP = "keep"
 RECOMPUTE = "recompute"
@@ -22,6 +27,8 @@ class Option:
     holds_input      whether retained_bytes counts the segment's boundary, its kept input (``Segment.boundary_bytes``)
     engine           the retention engine of its state, where it has any
     recomputes       whether its forward runs a second time
+    states           how it brings back the state that its replay needs; what that costs this segment alone stands in
+                     the figures above as well
     """
 
     name: str
@@ -32,10 +39,16 @@ class Option:
     holds_input: bool = False
     engine: str | None = None
     recomputes: bool = False
+    states: tuple[StateUse, ...] = ()
 
     def __post_init__(self) -> None:
         if self.forward_bytes < 0:
             raise InvalidPlan(f"option {self.name!r} has a negative forward_bytes: {self.forward_bytes}")
+
+    @property
+    def logs(self) -> tuple[StateUse, ...]:
+        """The uses among ``states`` that need a log which segments share."""
+        return tuple(use for use in self.states if use.needs_log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +133,36 @@ class Chain:
 class Problem:
     """What a planner is given: a shape, and the trace and state variables behind it where there are any.
 
-    ``rule`` is ``"timeline"`` (the default) or ``"static"``.
+    ``rule`` is ``"timeline"`` (the default) or ``"static"``. ``states`` holds at least the state variables whose
+    shared log an option needs (:mod:`regrad.core.state_options` makes such options).
     """
 
-    chain: Chain
+    shape: Chain | Graph
     rule: str = "timeline"
     trace: object = None
-    states: tuple[object, ...] = field(default=())
+    states: tuple[StateVariable, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = {variable.name for variable in self.states}
+        for segment in self.shape.segments if isinstance(self.shape, Chain) else ():
+            for use in (use for option in segment.options for use in option.states):
+                if use.needs_log and use.state not in known:
+                    raise InvalidPlan(
+                        f"segment {segment.name!r} has an option that needs the log of state {use.state!r}, which is not "
+                        "among the problem's states"
+                    )
+
+    @property
+    def chain(self) -> Chain:
+        """The shape as a chain; raises :class:`PlannerMismatch` if it is a graph, which a planner of chains refuses."""
+        if isinstance(self.shape, Chain):
+            return self.shape
+        raise PlannerMismatch(
+            f"this planner takes a chain, and the problem is a graph of {len(self.shape)} nodes: take Milp, which plans "
+            "graphs, or cut the model at places where one value crosses"
+        )
+
+    @property
+    def shares_log(self) -> bool:
+        """Whether an option needs a log that segments share: then what one costs depends on what others choose."""
+        return isinstance(self.shape, Chain) and any(o.logs for s in self.shape.segments for o in s.options)

@@ -11,7 +11,10 @@
     ├── Refusal                   the request is well formed and cannot be met; exit code 1
     │   ├── InfeasibleBudget      no plan fits; carries the least feasible budget and its plan
     │   ├── IllegalSchedule       a schedule that drops what it still needs
-    │   └── CannotTrace           the step runs neither with fake tensors nor, within its limits, for real
+    │   ├── CannotTrace           the step runs neither with fake tensors nor, within its limits, for real
+    │   └── AuditFailed           an audit that did not come out EXACT; carries the audit
+    │       ├── AuditDiverged     the planned step left other bytes than the eager one; names the first difference
+    │       └── AuditUnsupported  the two steps could not be compared, or the planned one refused
     └── ReplayError               a segment cannot be replayed as it ran; names segment, bytes and version; exit code 1
         ├── ViewOutOfRange        a view that leaves its storage, or a program that is not well formed; exit code 2
         ├── UnwrittenRead         a read of bytes that nobody wrote
@@ -127,6 +130,33 @@ class IllegalSchedule(Refusal):
 
 class CannotTrace(Refusal):
     """The step could not be recorded; the message says which ways were tried and what stopped each."""
+
+
+class AuditFailed(Refusal):
+    """An audit did not come out EXACT. ``audit`` is the :class:`regrad.core.audit.Audit`, ``verdict`` its verdict."""
+
+    def __init__(self, what: str, audit: Any) -> None:
+        super().__init__(what)
+        self.audit = audit
+        self.verdict = str(audit.verdict)
+
+
+class AuditDiverged(AuditFailed):
+    """The planned step differs from the eager one. The fields are those of the first difference.
+
+    ``segment`` and ``slot`` name where and what, ``operation`` and ``line`` (``file:line``) what computed or wrote
+    another value first, ``moment`` when the difference was there ("forward of …", "backward of …", "end of step 1").
+    """
+
+    def __init__(self, what: str, audit: Any) -> None:
+        super().__init__(what, audit)
+        first = audit.first
+        self.segment, self.slot, self.operation = str(first.segment), str(first.slot), str(first.operation)
+        self.line, self.moment = str(first.line), str(first.moment)
+
+
+class AuditUnsupported(AuditFailed):
+    """Nothing could be compared: the eager step is not deterministic, or the engine refused a segment."""
 
 
 class ReplayError(RegradError):

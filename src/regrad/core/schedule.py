@@ -54,7 +54,15 @@ class Drop:
     segment: int
 
 
-Action = Forward | Save | Restore | Recompute | Backward | Drop
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """The present of ``state``, which stood rolled back since the replay of ``segment``, returns."""
+
+    segment: int
+    state: str
+
+
+Action = Forward | Save | Restore | Recompute | Backward | Drop | PutBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +78,25 @@ def schedule_of(choices: Choices, chain: Chain) -> Schedule:
     actions: list[Action] = []
     for choice in choices:
         actions += _run(choice, None, shared=False)
+    last = _last_replays(choices, chain)
     for choice in reversed(choices):
-        actions += _unwind(choice, shared=False)
+        actions += _unwind(choice)
+        actions += (PutBack(choice.start, state) for state in last.get(choice.start, ()))
     return Schedule(tuple(actions))
+
+
+def _last_replays(choices: Choices, chain: Chain) -> dict[int, list[str]]:
+    """By segment the states that stay rolled back until its replay, the last of theirs, is done."""
+    lowest: dict[str, int] = {}
+    for choice in reversed(choices):
+        if not choice.is_span:
+            for use in chain.segments[choice.start].option(choice.option).states:
+                if use.stays_back:
+                    lowest[use.state] = choice.start
+    found: dict[int, list[str]] = {}
+    for state, segment in lowest.items():
+        found.setdefault(segment, []).append(state)
+    return found
 
 
 def _run(choice: Choice, tail: int | None, *, shared: bool) -> Iterator[Action]:
@@ -88,15 +112,21 @@ def _run(choice: Choice, tail: int | None, *, shared: bool) -> Iterator[Action]:
         yield Forward(segment, option) if tail is None else Recompute(segment, option, tail=segment == tail)
 
 
-def _unwind(choice: Choice, *, shared: bool) -> Iterator[Action]:
-    """The backward of ``choice``, the replay of a span first."""
-    if not choice.is_span:
-        yield Backward(choice.start)
-        return
-    yield Restore(choice.start)
-    for inner in choice.inner:
-        yield from _run(inner, choice.stop - 1, shared=inner.start == choice.start)
-    for inner in reversed(choice.inner):
-        yield from _unwind(inner, shared=inner.start == choice.start)
-    if not shared:
-        yield Drop(choice.start)
+def _unwind(choice: Choice) -> Iterator[Action]:
+    """The backward of ``choice``, the replay of a span first. No recursion: spans may nest a thousand deep."""
+    ahead: list[tuple[Choice, bool] | Drop] = [(choice, False)]
+    while ahead:
+        item = ahead.pop()
+        if isinstance(item, Drop):
+            yield item
+            continue
+        here, shared = item
+        if not here.is_span:
+            yield Backward(here.start)
+            continue
+        yield Restore(here.start)
+        if not shared:
+            ahead.append(Drop(here.start))
+        for inner in here.inner:
+            yield from _run(inner, here.stop - 1, shared=inner.start == here.start)
+            ahead.append((inner, inner.start == here.start))

@@ -6,8 +6,16 @@ alive depends on which segments are replayed, so its price is a function of a ch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
+
+SNAPSHOT = "snapshot"
+READ_SET = "read_set"
+UNION = "journal (union)"
+JOURNAL = "journal"
+STAYS_BACK = "journal (stays back)"
+LOG_ENGINES = (JOURNAL, STAYS_BACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,19 @@ class Moves:
 
     def __add__(self, other: Moves) -> Moves:
         return Moves(self.gather_bytes + other.gather_bytes, self.scatter_bytes + other.scatter_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Measured bytes a second of copies out of a state and into it; infinite where moves are not charged."""
+
+    gather_bytes_per_second: float = inf
+    scatter_bytes_per_second: float = inf
+
+    def seconds(self, moves: Moves) -> float:
+        """Seconds that ``moves`` take."""
+        gather = moves.gather_bytes / self.gather_bytes_per_second
+        return gather + moves.scatter_bytes / self.scatter_bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +80,88 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class StateVariable:
-    """A storage that segments write: its bytes, and the log entries of its writes in order."""
+    """A storage that segments write: its bytes, and the log entries of its writes in order.
+
+    touched_by       the segments that read or write it: only they need it back for a replay
+    present_readers  segments whose backward reads it as it is now, so it cannot stay rolled back across them
+    costs            what engines other than the journal and the snapshot charge a segment for it
+    """
 
     name: str
     nbytes: int
     entries: tuple[LogEntry, ...]
     live_versions: int = 0
+    touched_by: tuple[int, ...] = ()
+    present_readers: tuple[int, ...] = ()
+    costs: tuple[StateCost, ...] = ()
+    bandwidth: Bandwidth = Bandwidth()
+
+    @property
+    def touching(self) -> tuple[int, ...]:
+        """``touched_by`` and the writers, ascending."""
+        return tuple(sorted({*self.touched_by, *(entry.writer for entry in self.entries)}))
+
+    def undone_bytes(self, segment: int, standing: int | None = None) -> int:
+        """Payload that is written to get from the entry of segment ``standing`` (the present) back to ``segment``."""
+        return undone_bytes(self.entries, segment, standing)
+
+    def redo_bytes(self, segment: int) -> int:
+        """Bytes put aside while ``segment`` is replayed: each byte overwritten by it or later, once."""
+        return redo_bytes(self.entries, segment)
+
+    def union(self, segment: int) -> tuple[int, int]:
+        """(payload, headers) that the segment keeps for itself under union accounting; a header for each piece."""
+        payload = headers = 0
+        known: list[tuple[int, int]] = []
+        for entry in self.entries:
+            if entry.writer >= segment:
+                span = entry.start, entry.start + entry.payload_bytes
+                for start, stop in _missing(known, span):
+                    payload, headers = payload + stop - start, headers + entry.header_bytes
+                known.append(span)
+        return payload, headers
+
+    def cost(self, segment: int, engine: str) -> StateCost | None:
+        """What ``engine`` charges the segment alone, None if nobody said.
+
+        For the log's engines that is nothing: :mod:`regrad.core.rollback` charges what segments share.
+        """
+        for given in self.costs:
+            if (given.segment, given.engine) == (segment, engine):
+                return given
+        size, (payload, headers) = self.nbytes, self.union(segment) if engine == UNION else (0, 0)
+        known = {
+            SNAPSHOT: StateCost(segment, engine, size, size, Moves(size, 0), Moves(size, 2 * size)),
+            UNION: StateCost(segment, engine, payload + headers, payload, Moves(payload), Moves(payload, 2 * payload)),
+            JOURNAL: StateCost(segment, engine, 0, 0),
+            STAYS_BACK: StateCost(segment, engine, 0, 0),
+        }
+        return known.get(engine)
+
+
+@dataclass(frozen=True, slots=True)
+class StateUse:
+    """How one option of a segment brings one state variable back for its replay.
+
+    The bytes and the seconds are the segment's own, and stand in the figures of the option too; what the shared log
+    costs on top depends on the other segments' choices.
+    """
+
+    state: str
+    engine: str
+    retained_bytes: int = 0
+    transient_bytes: int = 0
+    added_seconds: float = 0.0
+
+    @property
+    def needs_log(self) -> bool:
+        """Whether its replay undoes the shared log."""
+        return self.engine in LOG_ENGINES
+
+    @property
+    def stays_back(self) -> bool:
+        """Whether the state stays rolled back after its replay, for the next one to go on from there."""
+        return self.engine == STAYS_BACK
 
 
 @dataclass(frozen=True)
@@ -97,15 +194,11 @@ class SharedLogPrice:
 
     def undone_bytes(self, segment: int) -> int:
         """Payload that a replay of ``segment`` writes when it starts from the present."""
-        return sum(entry.payload_bytes for entry in self.entries if entry.writer >= segment)
+        return undone_bytes(self.entries, segment)
 
     def redo_bytes(self, segment: int) -> int:
         """Bytes put aside while ``segment`` is replayed from the present: each overwritten byte once."""
-        pieces: dict[str, list[tuple[int, int]]] = {}
-        for entry in self.entries:
-            if entry.writer >= segment:
-                pieces.setdefault(entry.state, []).append((entry.start, entry.start + entry.payload_bytes))
-        return sum(_covered(spans) for spans in pieces.values())
+        return redo_bytes(self.entries, segment)
 
     def moves(self, replayed: Collection[int], *, stays_back: bool = False) -> Moves:
         """Bytes of state moved in the whole backward.
@@ -126,6 +219,31 @@ class SharedLogPrice:
             redo = self.redo_bytes(min(replayed))
             total += Moves(redo, redo)
         return total
+
+
+def undone_bytes(entries: Iterable[LogEntry], segment: int, standing: int | None = None) -> int:
+    """Payload of the entries from ``segment`` on, up to the writers before ``standing`` if that is given."""
+    return sum(e.payload_bytes for e in entries if segment <= e.writer and (standing is None or e.writer < standing))
+
+
+def redo_bytes(entries: Iterable[LogEntry], segment: int) -> int:
+    """Bytes that ``segment`` or a later one overwrote, each once."""
+    pieces: dict[str, list[tuple[int, int]]] = {}
+    for entry in entries:
+        if entry.writer >= segment:
+            pieces.setdefault(entry.state, []).append((entry.start, entry.start + entry.payload_bytes))
+    return sum(_covered(spans) for spans in pieces.values())
+
+
+def _missing(known: list[tuple[int, int]], span: tuple[int, int]) -> list[tuple[int, int]]:
+    """The pieces of ``span`` that none of ``known`` covers."""
+    found, (at, stop) = [], span
+    for start, end in sorted(known):
+        if end > at and start < stop:
+            if start > at:
+                found.append((at, start))
+            at = max(at, end)
+    return [*found, (at, stop)] if at < stop else found
 
 
 def _covered(spans: list[tuple[int, int]]) -> int:

@@ -49,19 +49,35 @@ class Extent:
         """Whether the range has a plan in ``memory`` bytes above its baseline."""
         return bool((self.spans if inside else self.rows)[start, stop] <= memory)
 
-    @cached_property
-    def spread(self) -> tuple[int, int]:
-        """The bytes over which all rows change, and the same with each row as often as it is gone through.
+    def spread(self, top: int | None = None) -> tuple[int, int]:
+        """The bytes over which all rows change, up to ``top`` each, and the same with each row as often as it is gone
+        through.
 
         Over the unit, the first is how many cells solving takes and the second how many updates of cells.
         """
-        starts, stops = np.array(self.figures.classes[1]).T
-        lengths, plain, weighted = stops - starts + OPTION_PASSES, 0, 0
-        for least, enough in ((self.rows, self._enough(False)), (self.spans, self._enough(True))):
-            changing = np.maximum(np.where(least < NEVER, enough - least, 0)[starts, stops], 0)
+        plain = weighted = 0
+        for least, enough in self._ends:
+            until = enough if top is None else np.minimum(enough, top)
+            changing = np.maximum(until - least, 0)
             plain += int(changing.sum())
-            weighted += sum((changing * lengths).tolist())
+            weighted += int((changing.astype(np.float64) * self._lengths).sum())
         return plain, weighted
+
+    @cached_property
+    def _lengths(self) -> Ints:
+        starts, stops = np.array(self.figures.classes[1]).T
+        lengths: Ints = stops - starts + OPTION_PASSES
+        return lengths
+
+    @cached_property
+    def _ends(self) -> tuple[tuple[Ints, Ints], ...]:
+        """By class, for rows of items and for spans: where they begin and where they are level."""
+        starts, stops = np.array(self.figures.classes[1]).T
+        found = []
+        for least, enough in ((self.rows, self._enough(False)), (self.spans, self._enough(True))):
+            begin = least[starts, stops]
+            found.append((begin, np.where(begin < NEVER, enough[starts, stops], begin)))
+        return tuple(found)
 
     def _enough(self, inside: bool) -> Ints:
         """For each range the bytes in which all its segments can take their fastest option."""

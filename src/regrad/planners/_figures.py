@@ -96,6 +96,10 @@ class Figures:
                 unit = gcd(unit, leaf.held, leaf.run, leaf.back)
         return max(unit, 1)
 
+    def loss_bytes(self, unit: int) -> int:
+        """What rounding every figure up to ``unit`` loses: see ``_nested.py``. Nothing if they are multiples of it."""
+        return 0 if self.grain % unit == 0 else (len(self.parts) + 1) * unit
+
     @cached_property
     def classes(self) -> tuple[NDArray[np.int32], tuple[tuple[int, int], ...]]:
         """For each (start, stop) the number of its class, and a member of each class, short ones first.
@@ -200,18 +204,36 @@ def descend(chain: Chain, figures: Figures, unit: int, cells: int, price: Price)
     must be finite. Cost: O(n²) prices.
     """
 
-    def plan(start: int, stop: int, cells: int, inside: bool) -> Choices:
-        choices: list[Choice] = []
-        while start < stop:
-            item = min(_items(figures, unit, start, stop, cells, inside, price), key=lambda it: it.seconds)
-            if item.leaf is None:
-                choices.append(Choice(start, item.end, RECOMPUTE, plan(start, item.end, item.room, True)))
-            else:
-                choices.append(Choice(start, item.end, chain.segments[start].options[item.leaf.which].name))
-            start, cells, inside = item.end, item.left, False
-        return tuple(choices)
+    # a span waits on the stack until what is inside it is known; hundreds may wait
+    waiting: list[tuple[list[Choice], _Place, int]] = []
+    choices, at = list[Choice](), _Place(0, len(chain), cells, inside=False)
+    while True:
+        if at.start == at.stop:
+            if not waiting:
+                return tuple(choices)
+            outer, then, start = waiting.pop()
+            outer.append(Choice(start, then.start, RECOMPUTE, tuple(choices)))
+            choices, at = outer, then
+            continue
+        ways = _items(figures, unit, at.start, at.stop, at.cells, at.inside, price)
+        item = min(ways, key=lambda it: it.seconds)
+        then = _Place(item.end, at.stop, item.left, inside=False)
+        if item.leaf is None:
+            waiting.append((choices, then, at.start))
+            choices, at = [], _Place(at.start, item.end, item.room, inside=True)
+        else:
+            choices.append(Choice(at.start, item.end, chain.segments[at.start].options[item.leaf.which].name))
+            at = then
 
-    return plan(0, len(chain), cells, False)
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a plan is read back: segments ``start`` … ``stop - 1`` in ``cells`` of memory, as the contents of a span."""
+
+    start: int
+    stop: int
+    cells: int
+    inside: bool
 
 
 def _items(

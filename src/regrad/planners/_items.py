@@ -79,8 +79,7 @@ def items_of(chain: Chain) -> Items:
         minimum = min(option.retained_bytes for option in segment.options)
         items: list[Item] = []
         for o in segment.options:
-            need = held + max(o.forward_bytes, o.retained_bytes + o.transient_bytes + later)
-            _check(segment.name, o, need)
+            need = checked_need(segment.name, o, held, later)
             items.append(Item(o.name, o.retained_bytes - minimum, need, o.added_seconds))
         segments.append(tuple(_undominated(items)))
         held += minimum
@@ -102,13 +101,14 @@ def items_of(chain: Chain) -> Items:
     )
 
 
-def _check(segment: str, option: Option, need: int) -> None:
-    if not isfinite(option.added_seconds):
-        raise PlannerMismatch(f"option {option.name!r} of segment {segment!r} takes {option.added_seconds} seconds")
-    if abs(need) + abs(option.retained_bytes) >= MOST_BYTES:
-        raise PlannerMismatch(
-            f"segment {segment!r} with option {option.name!r} needs {need:,} bytes; 2**59 is the limit"
-        )
+def checked_need(segment: str, o: Option, held: int, later: int, forward: int = 0, backward: int = 0) -> int:
+    """The slack that ``o`` needs above ``held``, with so much more at its two moments, if it can be added up."""
+    need = held + max(o.forward_bytes + forward, o.retained_bytes + o.transient_bytes + later + backward)
+    if not isfinite(o.added_seconds):
+        raise PlannerMismatch(f"option {o.name!r} of segment {segment!r} takes {o.added_seconds} seconds")
+    if abs(need) + abs(o.retained_bytes) >= MOST_BYTES:
+        raise PlannerMismatch(f"segment {segment!r} with option {o.name!r} needs {need:,} bytes; 2**59 is the limit")
+    return need
 
 
 def _undominated(items: list[Item]) -> list[Item]:

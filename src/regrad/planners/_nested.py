@@ -62,7 +62,7 @@ class Nested:
     def __init__(self, chain: Chain, figures: Figures, unit: int, most_bytes: int | None) -> None:
         self.chain, self.figures, self.unit = chain, figures, unit
         count = len(figures.parts)
-        self.loss = 0 if figures.grain % unit == 0 else (count + 1) * unit
+        self.loss = figures.loss_bytes(unit)
         # ``_spans`` by start and ``_rows`` by stop, so that the two terms of a span lie side by side for every m
         self._spans = [[IMPOSSIBLE] * (count + 1) for _ in range(count)]
         self._rows = [[IMPOSSIBLE] * stop + [NOTHING] for stop in range(count + 1)]

@@ -52,7 +52,7 @@ def staircase(items: Items, most_slack: int | None, max_points: int) -> Staircas
             parts.append((lifted[:stop], seconds[first : first + stop] + item.seconds, which, first))
         merged, times = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
         order = np.argsort(merged, kind="stable")
-        kept = order[_falling(merged[order], times[order])]
+        kept = order[falling(merged[order], times[order])]
         if len(kept) > max_points:
             return None
         slack, seconds = merged[kept], times[kept]
@@ -62,7 +62,7 @@ def staircase(items: Items, most_slack: int | None, max_points: int) -> Staircas
     return Staircase(slack, seconds, tuple(reversed(back)))
 
 
-def _falling(slack: Ints, seconds: Floats) -> NDArray[np.bool_]:
+def falling(slack: Ints, seconds: Floats) -> NDArray[np.bool_]:
     """Which points are faster than every point before them and the last of their slack to be so; slack is sorted."""
     keep = np.ones(len(slack), dtype=np.bool_)
     if len(slack) > 1:

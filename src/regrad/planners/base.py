@@ -22,7 +22,7 @@ from regrad.core.units import parse_bytes
 class Planner(ABC):
     """A planner: call it with a problem and a budget in bytes.
 
-    Subclasses give the three flags and ``_solve``; everything else is final.
+    Subclasses give the three flags, what they rest on and ``_solve``; everything else is final.
     """
 
     @property
@@ -39,6 +39,16 @@ class Planner(ABC):
     @abstractmethod
     def rules(self) -> tuple[str, ...]:
         """The rules under which it can say whether a plan fits."""
+
+    @property
+    @abstractmethod
+    def papers(self) -> tuple[str, ...]:
+        """Where its algorithm comes from: authors, title, year; a few words where there is no paper."""
+
+    @property
+    @abstractmethod
+    def validity(self) -> str:
+        """For which problems its answer is what it claims."""
 
     @abstractmethod
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
@@ -63,6 +73,11 @@ class Planner(ABC):
                 f"{self.label} plans under the rule {' or '.join(self.rules)}, not {problem.rule!r}: "
                 "choose another planner or another rule"
             )
+
+    @final
+    def cite(self) -> str:
+        """The planner, its papers and the bound of its validity, as a line of text."""
+        return f"{self.label}: {'; '.join(self.papers)}. Valid: {self.validity}."
 
     @property
     @final
@@ -89,7 +104,7 @@ class Priced:
 
 def price(plan: Choices, problem: Problem) -> Priced:
     """``plan`` with its peak and seconds under the problem's rule."""
-    simulation = simulate(plan, problem.chain, problem.rule)
+    simulation = simulate(plan, problem.chain, problem.rule, problem.states)
     return Priced(plan, simulation.peak_bytes, simulation.added_seconds)
 
 
@@ -158,6 +173,6 @@ def require(planner: Planner, problem: Problem, budget_bytes: int) -> Solution:
     least = planner(problem, solution.least_bytes)
     if least.plan is None:
         raise PlannerMismatch(f"{planner.label} found no plan within {budget_bytes:,} bytes and knows of none beyond")
-    phase, segment = simulate(least.plan, problem.chain, problem.rule).moment
+    phase, segment = simulate(least.plan, problem.chain, problem.rule, problem.states).moment
     where = f"the {phase} of segment {problem.chain.segments[segment].name!r}" if segment >= 0 else f"the {phase}"
     raise InfeasibleBudget(budget_bytes, solution.least_bytes, least.plan, f"{where}, by the {problem.rule} rule")

@@ -102,6 +102,12 @@ class Binomial(Planner):
     nested = True
     options = False
     rules = RULES
+    papers = (
+        'Griewank, "Achieving logarithmic growth of temporal and spatial complexity in reverse automatic '
+        'differentiation", 1992',
+        'Griewank and Walther, "Algorithm 799: Revolve", 2000',
+    )
+    validity = "equal segments that retain nothing but their kept input, timeline rule; else a baseline"
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         longest = max((len(run) for run in _runs(problem)), default=1)

@@ -55,7 +55,7 @@ class Curve:
         if point < 0:
             return infeasible(self.least_bytes, self._label)
         plan = self._rebuild(point)
-        simulation = simulate(plan, self.problem.chain)
+        simulation = simulate(plan, self.problem.chain, states=self.problem.states)
         bound = self._bound(budget_bytes)
         status = Status.OPTIMAL if simulation.added_seconds <= bound + self.tolerance_seconds else Status.FEASIBLE
         bound = min(bound, simulation.added_seconds)

@@ -25,6 +25,8 @@ class EveryK(Planner):
     nested = False
     options = False
     rules = RULES
+    papers = ("a rule of practice, no paper",)
+    validity = "every problem, as a baseline"
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         if self.k is not None and self.k < 1:

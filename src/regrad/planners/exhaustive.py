@@ -15,10 +15,10 @@ from functools import cache
 from itertools import product
 
 from regrad.core.chain import RECOMPUTE, Chain, Problem
-from regrad.core.errors import PlannerMismatch
+from regrad.core.errors import IllegalSchedule, PlannerMismatch
 from regrad.core.plan import Choice, Choices, Solution, Status, one_level
 from regrad.core.simulate import RULES
-from regrad.planners.base import Planner, Priced, fastest_first, pick, price
+from regrad.planners.base import Planner, Priced, pick, price
 
 ONE_LEVEL_SEGMENTS = 10
 NESTED_SEGMENTS = 6
@@ -28,7 +28,8 @@ NESTED_SEGMENTS = 6
 class Exhaustive(Planner):
     """The best of all plans of one level, or with ``nested`` of all plans.
 
-    A span whose replay is that same span again is left out: it only adds forwards. Raises :class:`PlannerMismatch`
+    A span whose replay is that same span again is left out: it only adds forwards; so are plans whose replays of a state
+    cannot follow one another, which the walk refuses. Raises :class:`PlannerMismatch`
     beyond its bounds. Cost: one walk per plan. Not for use in earnest.
     """
 
@@ -37,13 +38,15 @@ class Exhaustive(Planner):
 
     options = True
     rules = RULES
+    papers = ("the definition: every plan, walked",)
+    validity = "up to 10 segments of one level or 6 nested, and 100,000 plans"
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         return self.choose(self.frontier(problem), budget_bytes)
 
     def prices(self, problem: Problem) -> list[Priced]:
         """Every plan, priced, the best first; :meth:`choose` answers any number of budgets from it."""
-        return fastest_first(self._plans(problem), problem)
+        return sorted(self._priced(problem), key=lambda priced: priced.rank)
 
     def frontier(self, problem: Problem) -> list[Priced]:
         """Of :meth:`prices` those that no other one matches in peak and seconds, which is all that ``choose`` needs.
@@ -51,8 +54,7 @@ class Exhaustive(Planner):
         Plans are made and priced one by one: never more than the frontier is held.
         """
         best: list[Priced] = []
-        for plan in self._plans(problem):
-            new = price(plan, problem)
+        for new in self._priced(problem):
             at = bisect_left(best, new.rank, key=lambda priced: priced.rank)
             if (at and best[at - 1].peak_bytes <= new.peak_bytes) or (best[at : at + 1] and best[at].rank == new.rank):
                 continue
@@ -61,6 +63,16 @@ class Exhaustive(Planner):
                 beaten += 1
             best[at:beaten] = [new]
         return best
+
+    def _priced(self, problem: Problem) -> Iterator[Priced]:
+        """Every plan that is legal; one with replays from a shared log need not be."""
+        may_be_illegal = problem.shares_log
+        for plan in self._plans(problem):
+            try:
+                yield price(plan, problem)
+            except IllegalSchedule:
+                if not may_be_illegal:
+                    raise
 
     def _plans(self, problem: Problem) -> Iterator[Choices]:
         self.check(problem)

@@ -30,6 +30,8 @@ class FirstK(Planner):
     nested = False
     options = False
     rules = RULES
+    papers = ("a rule of practice, no paper",)
+    validity = "best of its k for equal segments and one level, else a baseline"
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         can = recomputable(problem)

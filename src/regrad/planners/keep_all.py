@@ -17,6 +17,8 @@ class KeepAll(Planner):
     nested = False
     options = False
     rules = RULES
+    papers = ("the eager step, no paper",)
+    validity = "every problem; never slower than a plan that only recomputes"
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         pool = [price(recomputing(problem, ()), problem)]

@@ -5,11 +5,11 @@ that is left is the one of Beaumont et al. 2019 ("Optimal checkpointing for hete
 neural networks with limited memory"), here with the timeline's own constraint at each moment.
 
 One level: a recursion over suffixes (``_items.py``). Memory is exact bytes in Pareto staircases as long as those stay
-small (``_staircase.py``), beyond that a grid, rounded upward, whose loss is stated (``_grid.py``). Nested: a recursion
+small (``_staircase.py``), beyond that a grid, rounded upward, whose loss is stated (``_grid.py``); where replays share a
+log of state, what couples them is carried along (``_transitions.py``, ``_coupled.py``). Nested: a recursion
 over ranges (``_figures.py``, ``_nested.py``) on a grid that is exact where its unit divides every figure, and whose
-loss is at most 1 % of any budget where it does not; the least budget is exact always (``_extent.py``). Bound: 400
-segments where many are alike or a large unit divides every figure; where nothing is, about 100 if the least budget is
-a quarter of what keeping all takes, about 70 if it is a twelfth.
+loss is at most 1 % of any budget where it does not; the least budget is exact always (``_extent.py``). Bound: 1,000
+segments where many are alike; where all differ about 70 for the whole curve and about 100 for one budget.
 """
 
 from __future__ import annotations
@@ -21,23 +21,28 @@ import numpy as np
 
 from regrad.core.chain import Problem
 from regrad.core.errors import PlannerMismatch
-from regrad.core.plan import Choices, Solution, Status, one_level
+from regrad.core.plan import Choices, Solution, Status
 from regrad.core.simulate import simulate
 from regrad.planners._extent import Extent
-from regrad.planners._figures import Figures, descend, figures_of, up
-from regrad.planners._grid import Grid, grid
-from regrad.planners._items import items_of
+from regrad.planners._figures import NEVER, Figures, descend, figures_of, up
+from regrad.planners._flat import TOLERANCE_RATIO, TOO_MANY, flat_curve, solve_flat
 from regrad.planners._nested import Nested
-from regrad.planners._staircase import Staircase, staircase
-from regrad.planners.base import Planner
+from regrad.planners.base import Planner, infeasible
 from regrad.planners.curve import Curve, make_curve
 
-# a plan with spans adds up a few thousand times of forwards; floats lose less than this of their sum by that
-TOLERANCE_RATIO = 1e-11
-MOST_SEGMENTS = 400  # spans nest as deep as this at worst, and plans are walked recursively
-MOST_CELLS = 1 << 27
+MOST_SEGMENTS = 1_000
+MOST_CELLS = 100_000_000
 STEP_CELLS = 4_000  # what handling a span costs apart from its cells, in updates of cells
 FEASIBLE_SECONDS = 1e200  # a plan of unknown, finite seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What the nested program needs: which cells change, the bytes of a cell, and why the whole curve is too much."""
+
+    extent: Extent
+    unit: int
+    too_much: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,9 @@ class Optimal(Planner):
 
     max_points  the exact solver of one level stops at a staircase of more points than this, and the grid starts
     max_work    cell updates that a grid may spend before it takes a coarser unit (about 1 ns each)
-    most_work   cell updates that the nested grid may spend to keep its loss at 1 % (or 2**27 cells, 1 GiB); beyond
-                that it answers LIMIT with the best plan of one level
+    most_work   cell updates that the nested grid may spend to keep its loss at 1 % (or 100 million cells, 0.8 GiB).
+                Where the whole curve takes more, it is solved up to the budget asked for, on a grid that loses at most
+                1 % of that budget; where even this takes more the status is LIMIT, with the best plan known
 
     Under the static rule use a planner that takes it. A plan with spans is for executors that can run them. Cost: a
     few milliseconds for tens of segments; see the solvers for hundreds.
@@ -60,19 +66,79 @@ class Optimal(Planner):
 
     options = True
     rules = ("timeline",)
+    papers = (
+        'Beaumont et al., "Optimal checkpointing for heterogeneous chains: how to train deep neural networks with '
+        'limited memory", 2019',
+    )
+    validity = (
+        "the timeline rule, chains with any options; one level also with state, union or shared log; spans within its "
+        "limits; to the byte or within the stated loss"
+    )
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         # the whole curve, not one cut at the budget: two budgets must not be answered on two grids, or a larger one
         # could come out slower
         if not self.nested:
-            return self.curve(problem).at(budget_bytes)
+            return solve_flat(problem, budget_bytes, self.label, self.max_points, self.max_work)
+        self._refuse_logs(problem)
         figures = figures_of(problem.chain)
         found = self._extent(figures)
-        if not isinstance(found, str):
-            return self._nested_curve(problem, *found, None).at(budget_bytes)
+        if isinstance(found, _Scale) and not found.too_much:
+            return self._nested_curve(problem, found.extent, found.unit, None).at(budget_bytes)
         flat = replace(self, nested=False)(problem, budget_bytes)
-        bound = min(figures.fastest, flat.added_seconds)
-        return replace(flat, status=Status.LIMIT, lower_bound=bound, planner=self.label)
+        if isinstance(found, str):
+            return replace(flat, status=Status.LIMIT, lower_bound=figures.fastest, planner=self.label)
+        return self._cut(problem, found, budget_bytes, flat)
+
+    def _cut(self, problem: Problem, scale: _Scale, budget_bytes: int, flat: Solution) -> Solution:
+        """The answer where the whole curve is too much: from a grid up to the budget, or of one level if that is better.
+
+        Which grid answers depends on the budget; each takes over from a finer one only with what that gave at its end,
+        and the plan of one level is compared with always, so a larger budget is never answered worse.
+        """
+        least, fastest = scale.extent.least_bytes, scale.extent.figures.fastest
+        if budget_bytes < least:
+            return infeasible(least, self.label)
+        if flat.plan is not None and flat.added_seconds <= fastest:
+            return replace(flat, status=Status.OPTIMAL, least_bytes=least, planner=self.label)
+        unit, reach, finer = self._grid_for(scale.extent, scale.unit, budget_bytes)
+        solution = flat
+        if reach is not None:
+            solution = self._on_grid(problem, scale, unit, reach, finer, budget_bytes)
+        elif finer is not None:
+            solution = self._cut(problem, scale, finer, flat)
+        bound = fastest if reach is None else solution.lower_bound
+        status = Status.LIMIT if reach is None else solution.status
+        if flat.plan is not None and (solution.plan is None or flat.added_seconds < solution.added_seconds):
+            solution, status = flat, Status.LIMIT if reach is None else Status.FEASIBLE
+        bound = min(bound, solution.added_seconds) if solution.plan is not None else bound
+        return replace(solution, status=status, lower_bound=bound, least_bytes=least, planner=self.label)
+
+    def _on_grid(
+        self, problem: Problem, scale: _Scale, unit: int, reach: int, finer: int | None, budget_bytes: int
+    ) -> Solution:
+        loss = scale.extent.figures.loss_bytes(unit)
+        solution = self._nested_curve(problem, scale.extent, unit, min(budget_bytes + loss, reach)).at(budget_bytes)
+        if finer is not None and budget_bytes - loss < finer:  # what the finer grid knew may be lost on this one
+            other = self._cut(problem, scale, finer, infeasible(scale.extent.least_bytes, self.label))
+            if other.plan is not None and other.added_seconds < solution.added_seconds:
+                bound = solution.lower_bound
+                solution = replace(other, status=Status.FEASIBLE, lower_bound=bound)
+        return solution
+
+    def _grid_for(self, extent: Extent, unit: int, budget_bytes: int) -> tuple[int, int | None, int | None]:
+        """The finest unit whose grid can be solved up to the budget, how far it reaches, and how far the finer one did.
+
+        The reach is None if that unit would lose more than 1 % of the budget.
+        """
+        finer, first, power = None, unit, 0
+        while 100 * extent.figures.loss_bytes(unit) <= budget_bytes:
+            reach = self._reach(extent, unit)
+            if reach is not None and budget_bytes <= reach:
+                return unit, reach, finer
+            finer, power = finer if reach is None else reach, power + 1
+            unit = -(-first * 5**power // 4**power)
+        return unit, None, finer
 
     def curve(self, problem: Problem, limit_bytes: int | None = None) -> Curve:
         """The whole time-memory curve, or with ``limit_bytes`` the part of it up to that budget.
@@ -84,50 +150,26 @@ class Optimal(Planner):
         """
         self.check(problem)
         if not self.nested:
-            return self._flat_curve(problem, limit_bytes)
+            curve = flat_curve(problem, self.label, limit_bytes, self.max_points, self.max_work)
+            if curve is None:
+                raise PlannerMismatch(f"{self.label}: {TOO_MANY}; offer fewer variables or segments the shared log")
+            return curve
+        self._refuse_logs(problem)
         found = self._extent(figures_of(problem.chain))
-        if isinstance(found, str):
-            raise PlannerMismatch(f"{self.label}: {found}; take Portfolio(spans=True), or allow more most_work")
-        return self._nested_curve(problem, *found, limit_bytes)
+        if isinstance(found, str) or found.too_much:
+            why = found if isinstance(found, str) else found.too_much
+            raise PlannerMismatch(f"{self.label}: {why}; ask for single budgets, or allow more most_work")
+        return self._nested_curve(problem, found.extent, found.unit, limit_bytes)
 
-    def _flat_curve(self, problem: Problem, limit: int | None) -> Curve:
-        items = items_of(problem.chain)
-        most_slack = None if limit is None else limit - items.persistent
-        solved: Staircase | Grid | None = staircase(items, most_slack, self.max_points)
-        if solved is None:
-            solved = grid(items, most_slack, self.max_work)
-        if isinstance(solved, Grid):
-            unit, loss = solved.unit, solved.loss
-            falls = np.flatnonzero(np.diff(solved.seconds, prepend=np.inf) < 0)
-            slack, seconds = (solved.first + falls) * unit, solved.seconds[falls]
-        else:
-            unit, loss = 1, 0
-            falls, slack, seconds = np.arange(len(solved.slack)), solved.slack, solved.seconds
+    def _refuse_logs(self, problem: Problem) -> None:
+        if problem.shares_log:
+            raise PlannerMismatch(
+                f"{self.label} plans no replays from a log that segments share: take Optimal(), or offer the engines "
+                "whose cost is each segment's own"
+            )
 
-        def plan(which: tuple[int, ...]) -> Choices:
-            return one_level([segment[k].name for segment, k in zip(items.segments, which, strict=True)])
-
-        def frugal() -> tuple[Choices, float]:
-            which, frugal_seconds = items.frugal()
-            return plan(which), frugal_seconds
-
-        return make_curve(
-            problem,
-            self.label,
-            limit_bytes=limit,
-            unit_bytes=unit,
-            loss_bytes=loss,
-            least_bytes=items.least_bytes,
-            floor_bytes=items.floor,
-            fastest=items.fastest[0],
-            budgets=slack + items.persistent,
-            seconds=seconds,
-            rebuild=lambda point: plan(solved.rebuild(int(falls[point]))),
-            frugal=frugal,
-        )
-
-    def _extent(self, figures: Figures) -> tuple[Extent, int] | str:
-        """What is needed to solve the nested problem and the unit to solve it in, or why that is too much."""
+    def _extent(self, figures: Figures) -> _Scale | str:
+        """What is needed to solve the nested problem, or why that is too much."""
         count = len(figures.parts)
         if count > MOST_SEGMENTS:
             return f"{count:,} segments are more than {MOST_SEGMENTS:,}"
@@ -136,12 +178,36 @@ class Optimal(Planner):
             most = self.most_work // STEP_CELLS
             return f"{count} segments make {steps:,} different beginnings of plans, more than {most:,}"
         extent = Extent(figures)
-        cells, work = extent.spread
+        cells, work = extent.spread()
         grain, coarsest = figures.grain, extent.least_bytes // (100 * (count + 1))
         unit = max(grain, min(-(-work // self.max_work), coarsest))
-        if cells // unit > MOST_CELLS or work // unit > self.most_work:
-            return f"a unit of {unit:,} bytes takes {cells // unit:,} cells and {work // unit:,} updates of cells"
-        return extent, unit
+        if self._affords(extent, unit, None):
+            return _Scale(extent, unit)
+        return _Scale(
+            extent,
+            unit,
+            f"a unit of {unit:,} bytes takes {cells // unit:,} cells and {work // unit:,} updates of cells",
+        )
+
+    def _affords(self, extent: Extent, unit: int, top: int | None) -> bool:
+        """Whether the grid can be solved with so many bytes above P, or to its end."""
+        cells, work = extent.spread(top)
+        return cells // unit <= MOST_CELLS and work // unit <= self.most_work
+
+    def _reach(self, extent: Extent, unit: int) -> int | None:
+        """The largest budget up to which the grid can be solved; None if not even its first plan is within that."""
+        low, persistent = int(extent.rows[0, len(extent.figures.parts)]), extent.figures.persistent
+        if self._affords(extent, unit, None):
+            return NEVER
+        if not self._affords(extent, unit, low):
+            return None
+        high = 2 * max(low, 1)
+        while self._affords(extent, unit, high):
+            low, high = high, 2 * high
+        while high - low > max(unit, low // 1000):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._affords(extent, unit, middle) else (low, middle)
+        return persistent + low
 
     def _nested_curve(self, problem: Problem, extent: Extent, unit: int, limit: int | None) -> Curve:
         figures = extent.figures

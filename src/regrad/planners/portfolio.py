@@ -16,6 +16,7 @@ from regrad.planners.base import Planner, infeasible, least_seconds
 from regrad.planners.binomial import Binomial
 from regrad.planners.every_k import EveryK
 from regrad.planners.first_k import FirstK
+from regrad.planners.frontier import Frontier
 from regrad.planners.keep_all import KeepAll
 from regrad.planners.optimal import Optimal
 from regrad.planners.recompute_all import RecomputeAll
@@ -25,7 +26,7 @@ from regrad.planners.uniform import Uniform
 
 @dataclass(frozen=True)
 class Portfolio(Planner):
-    """The best of ``Optimal`` (where it takes the rule), ``KeepAll``, ``RecomputeAll``, ``FirstK`` and ``EveryK``.
+    """The best of ``Optimal`` (``Frontier`` under the static rule), ``KeepAll``, ``RecomputeAll``, ``FirstK``, ``EveryK``.
 
     With ``spans`` also of ``Optimal(nested=True)``, ``SqrtN``, ``Uniform`` and ``Binomial`` with every number of spans
     or slots: only for executors that can run them. Cost: a dozen walks beside the solve, under 0.1 s for 400 segments
@@ -36,6 +37,8 @@ class Portfolio(Planner):
 
     options = True
     rules = RULES
+    papers = ("those of its members",)
+    validity = "never worse than its best member; optimal where a member proves it"
 
     @property
     def nested(self) -> bool:
@@ -44,9 +47,10 @@ class Portfolio(Planner):
 
     def members(self, problem: Problem) -> tuple[Planner, ...]:
         """The planners that take this problem, in the order in which equally good plans are preferred."""
-        planners: list[Planner] = [Optimal(), KeepAll(), FirstK(), EveryK(), RecomputeAll()]
+        planners: list[Planner] = [Optimal(), Frontier(), KeepAll(), FirstK(), EveryK(), RecomputeAll()]
         if self.spans:
-            planners += [Optimal(nested=True), SqrtN(), Uniform(), Binomial()]
+            planners += [] if problem.shares_log else [Optimal(nested=True)]
+            planners += [SqrtN(), Uniform(), Binomial()]
         return tuple(planner for planner in planners if problem.rule in planner.rules)
 
     def candidates(self, problem: Problem, budget_bytes: int) -> tuple[Solution, ...]:
@@ -70,14 +74,14 @@ class Portfolio(Planner):
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         solutions = self._solutions(problem, budget_bytes)
-        least = min(solution.least_bytes for solution in solutions)
+        least = min(s.least_bytes for s in solutions if s.plan is not None or s.status is Status.INFEASIBLE)
         ranked = self._ranked(solutions)
         if not ranked:
             return infeasible(least, self.label)
         best = ranked[0]
-        # every member knows a bound for all plans, only the program over one level bounds no plan with spans
-        flat = Optimal().label if self.spans else ""
-        proved = [s.lower_bound for s in solutions if s.plan is not None and s.planner != flat]
+        # every member knows a bound for all plans, only the programs over one level bound no plan with spans
+        flat = (Optimal().label, Frontier().label) if self.spans else ()
+        proved = [s.lower_bound for s in solutions if s.plan is not None and s.planner not in flat]
         bound = min(max(proved, default=least_seconds(problem)), best.added_seconds)
         status = Status.OPTIMAL if best.added_seconds <= bound else Status.FEASIBLE
         return Solution(status, best.plan, bound, best.peak_bytes, best.added_seconds, least, best.planner)

@@ -22,6 +22,8 @@ class RecomputeAll(Planner):
     nested = False
     options = False
     rules = RULES
+    papers = ('Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016',)
+    validity = "every problem, as a baseline; not the least peak in general"
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         pool = [price(recomputing(problem, recomputable(problem)), problem)]

@@ -45,6 +45,8 @@ class SqrtN(Planner):
     nested = True
     options = False
     rules = RULES
+    papers = ('Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016',)
+    validity = "equal segments, one level of spans, within a unit or two of 2 sqrt(n); else a baseline"
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         count = len(recomputable(problem))

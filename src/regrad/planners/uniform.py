@@ -34,6 +34,8 @@ class Uniform(Planner):
     nested = True
     options = False
     rules = RULES
+    papers = ('Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016',)
+    validity = "equal segments, one level of spans; else a baseline"
 
     def _solve(self, problem: Problem, budget_bytes: int) -> Solution:
         can = recomputable(problem)
