@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import regrad
+from regrad.cli.audit import audit
 from regrad.cli.calibrate import calibrate
 from regrad.cli.demo import demo
 from regrad.cli.plan import plan
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(plan)
+app.command()(audit)
 app.command()(saved)
 app.command()(demo)
 app.command()(verify)
