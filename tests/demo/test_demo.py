@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from regrad.demo.run import run_demo
 from regrad.demo.subject import Subject
 
 SMALL = Subject(layers=6, width=64, heads=4, sequence=256, batch_size=8, corpus_bytes=2**20)
+SMALL_EXPERTS = Subject(model="experts", layers=4, width=64, heads=4, sequence=128, batch_size=4, corpus_bytes=2**20)
 
 pytestmark = [pytest.mark.slow, pytest.mark.memory]
 
@@ -29,9 +31,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def result(folder: Path) -> DemoResult:
     stages: list[tuple[str, float]] = []
     found = run_demo(
-        steps=3, subject=SMALL, out=folder, child_steps=2, progress=lambda stage, done: stages.append((stage, done))
+        steps=3,
+        subject=SMALL,
+        stateful=SMALL_EXPERTS,
+        out=folder,
+        child_steps=2,
+        progress=lambda stage, done: stages.append((stage, done)),
     )
-    assert {"training three ways", "measuring peaks", "training under a real limit"} <= {stage for stage, _ in stages}
+    wanted = {"training three ways", "measuring peaks", "training a model with state", "training under a real limit"}
+    assert wanted <= {stage for stage, _ in stages}
     assert all(0 <= done <= 1 for _, done in stages)
     return found
 
@@ -74,6 +82,19 @@ def test_every_row_is_the_eager_run_to_the_bit(answer: dict[str, Any]) -> None:
         assert abs(row["predicted_peak_bytes"] / row["measured_peak_bytes"] - 1) <= 0.01, row["name"]
 
 
+def test_the_model_with_state_counts(result: DemoResult, answer: dict[str, Any]) -> None:
+    """Its figures stand in the answer, and what it owes and does not do fails the demo."""
+    assert answer["stateful"] == json.loads(json.dumps(result.stateful.to_dict()))
+    assert answer["stateful"]["bit_identical"] is True
+    assert answer["stateful"]["torch_bit_identical"] is False
+    rows = result.stateful.rows
+    assert rows[1].replays == rows[1].extra_forwards == len(result.stateful.plan.recomputed) > 0
+    for planned in (replace(rows[1], buffers_identical=False), replace(rows[1], replays=0, extra_forwards=0)):
+        worse = replace(result, stateful=replace(result.stateful, rows=(rows[0], planned, rows[2])))
+        assert len(worse.failures) == 1
+        assert worse.to_dict()["failures"] == worse.failures
+
+
 @pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailable())
 def test_the_proof_under_a_real_limit(answer: dict[str, Any]) -> None:
     assert answer["eager_under_limit"] == "out of memory"
@@ -97,6 +118,7 @@ def test_the_proof_under_a_real_limit(answer: dict[str, Any]) -> None:
     for child in (planned, control):
         assert child["steps_completed"] == 2
         assert child["losses_identical"] is True
+        assert child["last_line"] == ""
     assert planned["losses"] == control["losses"]
 
 

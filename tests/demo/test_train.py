@@ -88,7 +88,7 @@ def test_subjects() -> None:
     assert 10_000_000 <= parameters <= 20_000_000
 
 
-@pytest.mark.parametrize("model", ["gpt", "gpt2"])
+@pytest.mark.parametrize("model", ["gpt", "gpt2", "experts"])
 def test_a_subject_is_built_the_same_twice(model: str) -> None:
     if model == "gpt2":
         pytest.importorskip("transformers")

@@ -24,8 +24,9 @@ def demo(
 ) -> None:
     """Train a GPT eagerly, with every block recomputed and by plan, and compare bytes, seconds and results.
 
-    Then prove it under a limit of the operating system: the eager run dies, the planned one finishes. Exit code 1 if
-    any of that does not come out.
+    Do the same with a model that holds state (routers that count tokens, batch norm), beside torch's own checkpoint. Then
+    prove the GPT's plan under a limit of the operating system: the eager run dies, the planned one finishes. Exit code 1
+    if any of that does not come out.
     """
     with answering(Answer("demo", model, as_json)) as answer:
         from regrad.demo.run import run_demo

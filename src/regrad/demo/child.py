@@ -35,6 +35,7 @@ def main() -> int:
     folder = Path(order.folder)
     torch.set_num_threads(order.threads)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    report: dict[str, Any]
     batches = order.subject.batches()
     run = Run("child", order.subject.step(*batches[0]))
     run_fake_step(order.subject)
@@ -42,7 +43,7 @@ def main() -> int:
         limit(order.target_bytes, run.step, folder)
         try:
             train(order, run, batches, board)
-            code, report = 0, {}
+            code, report = 0, {"last_line": ""}  # what libraries wrote to standard error is no last word
         except Exception as error:  # noqa: BLE001 - whatever ended the run is what the child has to report
             lift_limit()  # telling what happened needs some memory too
             code = OUT_OF_MEMORY_EXIT if is_out_of_memory(error) else 1

@@ -92,7 +92,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, VOCABULARY, bias=False)
-        self.apply(_initialise)
+        self.apply(initialise)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``tokens`` [batch, sequence] of int64 below 256; the result is [batch, sequence, 256]."""
@@ -104,7 +104,8 @@ class GPT(nn.Module):
         return scores
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise(module: nn.Module) -> None:
+    """Draw the weights of a linear layer or an embedding; biases are 0. For ``nn.Module.apply``."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

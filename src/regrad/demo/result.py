@@ -9,6 +9,7 @@ from typing import Any
 
 from regrad.core.codec import plain
 from regrad.core.plan import Plan
+from regrad.demo.state_result import StateResult
 
 OUT_OF_MEMORY = "out of memory"
 COMPLETED = "completed"
@@ -115,6 +116,7 @@ class DemoResult:
     """All that the demo found; bytes are of one step, budgets and peaks include what is there all the time.
 
     ``plan`` is the plan of the row "planned". ``parameters`` and ``text_bytes`` say what was trained, on how much.
+    ``stateful`` is another model, with state in its blocks.
     """
 
     model: str
@@ -127,6 +129,7 @@ class DemoResult:
     plan: Plan
     rows: tuple[Row, ...]
     limits: Limits
+    stateful: StateResult
     seconds: float
 
     def row(self, name: str) -> Row:
@@ -151,10 +154,10 @@ class DemoResult:
         for child, wanted in zip(self.limits.children, (OUT_OF_MEMORY, COMPLETED, COMPLETED), strict=False):
             if child.verdict != wanted:
                 missed.append(f"{child.name}: {child.verdict}, expected {wanted}")
-        return missed
+        return missed + self.stateful.failures
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; below the first level the fields of Row, Limits, Child and Plan."""
+        """Plain values for JSON; below the first level the fields of Row, Limits, Child, Plan and StateResult."""
         planned = self.row(PLANNED)
         return {
             "model": self.model,
@@ -178,6 +181,7 @@ class DemoResult:
             "limits": {**asdict(self.limits), "children": [asdict(child) for child in self.limits.children]},
             "rows": [{**asdict(row), "bit_identical": row.bit_identical} for row in self.rows],
             "plan": plain(self.plan),
+            "stateful": self.stateful.to_dict(),
             "failures": self.failures,
             "seconds": self.seconds,
         }

@@ -1,4 +1,7 @@
-"""``regrad demo``: plan for half the memory, train three ways, compare everything, then prove it under a real limit."""
+"""``regrad demo``: plan for half the memory, train three ways, compare everything, then prove it under a real limit.
+
+A second, small model holds state in its blocks: it shows what a recomputation has to bring back.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from regrad.core.timeline import Timeline
 from regrad.demo.corpus import Batches
 from regrad.demo.limits import Proof, prove
 from regrad.demo.result import EAGER, EVERY_BLOCK, PLANNED, DemoResult, Limits, Row
+from regrad.demo.stateful import EXPERTS, run_stateful
 from regrad.demo.subject import Subject
 from regrad.demo.train import Run, compare, counting_forwards, train_in_turns
 from regrad.planners.recompute_all import RecomputeAll
@@ -34,6 +38,7 @@ def run_demo(
     progress: Progress | None = None,
     subject: Subject | None = None,
     child_steps: int = CHILD_STEPS,
+    stateful: Subject = EXPERTS,
 ) -> DemoResult:
     """Fit a language model's training step into ``budget`` and show that nothing but its memory changed.
 
@@ -44,6 +49,7 @@ def run_demo(
     progress     called as ``progress(stage, share_done)``
     subject      other sizes than the demo's; its ``model`` then counts
     child_steps  training steps of the children under the limit (fewer if ``steps`` is fewer)
+    stateful     sizes of the model with state, see :func:`regrad.demo.stateful.run_stateful`
 
     Prints nothing. Takes about two minutes on two cores and 2 GiB. Raises :class:`UsageError` for an unknown model or
     ``steps`` below 2 (the optimizer's state exists from the second step on), and what :func:`regrad.torch.plan` raises.
@@ -60,14 +66,7 @@ def run_demo(
     rt.apply(runs[2].step.model, plan)
     train_in_turns(runs, batches, steps, lambda done: say("training three ways", done))
     rows = _rows(runs, (plan.eager_peak_bytes, every.predicted_peak_bytes, plan.predicted_peak_bytes), subject, say)
-    proof = Proof(
-        subject=subject,
-        budget=budget,
-        steps=min(child_steps, steps),
-        eager_peak_bytes=rows[0].measured_peak_bytes,
-        plan_peak_bytes=rows[2].measured_peak_bytes,
-        eager_losses=tuple(runs[0].losses),
-    )
+    with_state = run_stateful(subject=stateful, budget=budget, progress=say)
     result = DemoResult(
         model=subject.model,
         parameters=sum(parameter.numel() for parameter in runs[0].step.model.parameters()),
@@ -78,7 +77,8 @@ def run_demo(
         budget=budget,
         plan=plan,
         rows=tuple(rows),
-        limits=_prove(proof, runs, say),
+        limits=_prove(subject, budget, min(child_steps, steps), rows, runs, say),
+        stateful=with_state,
         seconds=time.monotonic() - began,
     )
     if out is not None:
@@ -135,7 +135,16 @@ def _rows(runs: list[Run], predicted: tuple[int, ...], subject: Subject, say: Pr
     return rows
 
 
-def _prove(proof: Proof, runs: list[Run], say: Progress) -> Limits:
+def _prove(subject: Subject, budget: str, steps: int, rows: list[Row], runs: list[Run], say: Progress) -> Limits:
     """The proof in children, after the parent has let go of its own models."""
+    eager, _, planned = rows
+    proof = Proof(
+        subject=subject,
+        budget=budget,
+        steps=steps,
+        eager_peak_bytes=eager.measured_peak_bytes,
+        plan_peak_bytes=planned.measured_peak_bytes,
+        eager_losses=tuple(runs[0].losses),
+    )
     runs.clear()
     return prove(proof, lambda done: say("training under a real limit", done))

@@ -11,16 +11,18 @@ from torch import nn
 
 from regrad.core.errors import InvalidSubject, UsageError
 from regrad.demo.corpus import CORPUS_BYTES, Batches, read_corpus
+from regrad.demo.experts import ExpertsConfig, MixtureOfExperts, Router
 from regrad.demo.gpt import GPT, MLP, VOCABULARY, GPTConfig
 from regrad.torch.step import Step
 
-MODELS = ("gpt", "gpt2")
+MODELS = ("gpt", "gpt2", "experts")
 SEED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The demo's model and data as sizes. ``model`` is "gpt" (:mod:`regrad.demo.gpt`) or "gpt2" (transformers').
+    """The demo's model and data as sizes. ``model`` is "gpt" (:mod:`regrad.demo.gpt`), "gpt2" (transformers') or
+    "experts" (:mod:`regrad.demo.experts`), whose blocks hold state.
 
     width, heads, layers   of the transformer
     batch_size, sequence   of one step, in bytes of text
@@ -39,7 +41,7 @@ class Subject:
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
-            raise UsageError(f"the demo has no model {self.model!r}; it has {' and '.join(MODELS)}")
+            raise UsageError(f"the demo has no model {self.model!r}; it has {', '.join(MODELS)}")
 
     def batches(self) -> Batches:
         """Its batches of text; reads the corpus."""
@@ -49,7 +51,7 @@ class Subject:
         """A new model with its optimizer, from the seed, and a first batch. Leaves the global generator as it was."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            model = self._gpt() if self.model == "gpt" else self._gpt2()
+            model = {"gpt": self._gpt, "gpt2": self._gpt2, "experts": self._experts}[self.model]()
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
         return Step(model, (tokens, targets), loss=next_byte_loss, optimizer=optimizer)
 
@@ -62,13 +64,21 @@ class Subject:
         """A class of which every block holds one module, so that its calls count the forwards of blocks."""
         if self.model == "gpt":
             return MLP
+        if self.model == "experts":
+            return Router
         from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 
         counted: type[nn.Module] = GPT2MLP
         return counted
 
+    def _config(self) -> GPTConfig:
+        return GPTConfig(self.layers, self.width, self.heads, self.sequence, self.dropout)
+
     def _gpt(self) -> nn.Module:
-        return GPT(GPTConfig(self.layers, self.width, self.heads, self.sequence, self.dropout))
+        return GPT(self._config())
+
+    def _experts(self) -> nn.Module:
+        return MixtureOfExperts(ExpertsConfig(self._config()))
 
     def _gpt2(self) -> nn.Module:
         try:

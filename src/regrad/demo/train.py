@@ -77,22 +77,24 @@ def compare(run: Run, reference: Run) -> Identity:
     """Compare all that training left, bit for bit; no tolerance."""
     return Identity(
         losses=run.losses == reference.losses,
-        gradients=_same(_gradients(run.step.model), _gradients(reference.step.model)),
-        weights=_same(run.step.model.state_dict(), reference.step.model.state_dict()),
-        optimizer=_same(_optimizer_state(run.step), _optimizer_state(reference.step)),
-        generator=_same(run.generator, reference.generator),
+        gradients=same_bytes(gradients(run.step.model), gradients(reference.step.model)),
+        weights=same_bytes(run.step.model.state_dict(), reference.step.model.state_dict()),
+        optimizer=same_bytes(optimizer_state(run.step), optimizer_state(reference.step)),
+        generator=same_bytes(run.generator, reference.generator),
     )
 
 
-def _gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    """The gradient of each parameter, by name; None where there is none."""
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def _optimizer_state(step: Step) -> object:
+def optimizer_state(step: Step) -> object:
+    """What the step's optimizer holds; nothing without one."""
     return step.optimizer.state_dict() if step.optimizer is not None else {}
 
 
-def _same(first: object, second: object) -> bool:
+def same_bytes(first: object, second: object) -> bool:
     """Whether two trees have the same shape and the same leaves, tensors compared as bytes (a NaN equals itself)."""
     (ours, our_shape), (theirs, their_shape) = pytree.tree_flatten(first), pytree.tree_flatten(second)
     return our_shape == their_shape and all(_same_leaf(a, b) for a, b in zip(ours, theirs, strict=True))
