@@ -18,7 +18,8 @@ from regrad.core.errors import InfeasibleBudget, InvalidQuantity, InvalidSubject
 from regrad.core.plan import Plan
 from regrad.core.simulate_trace import live_levels
 from regrad.planners.optimal import Optimal
-from regrad.torch.plan import UNSEEN_BYTES
+from regrad.planners.recompute_all import RecomputeAll
+from regrad.torch.describe import UNSEEN_BYTES
 
 BUDGETS = ("75%", "50%", "35%", "25%", "15%")
 
@@ -90,11 +91,12 @@ def test_no_plan_of_whole_blocks_that_fits_is_faster() -> None:
         priced.append((levels.peak_bytes, levels.added_seconds))
     for budget in ("85%", "70%", "55%", "min"):
         plan = rt.plan_profile(profile, budget)
-        best = min(seconds for peak, seconds in priced if peak <= plan.budget_bytes)
-        assert plan.added_seconds <= best * (1 + 1e-9)
+        fitting = [seconds for peak, seconds in priced if peak <= plan.budget_bytes - UNSEEN_BYTES]
+        assert fitting or budget == "min"
+        assert all(plan.added_seconds <= seconds * (1 + 1e-9) for seconds in fitting)
 
 
-def test_the_floor_is_the_least_peak_of_all_whole_block_plans() -> None:
+def test_the_floor_is_at_or_under_the_least_peak_of_all_whole_block_plans() -> None:
     profile = rt.profile(fresh(models.GPT(blocks=4), models.gpt_batch()))
     blocks = [i for i, piece in enumerate(profile.pieces) if piece.module]
     peaks = []
@@ -103,7 +105,9 @@ def test_the_floor_is_the_least_peak_of_all_whole_block_plans() -> None:
         for index, option in zip(blocks, flags, strict=True):
             options[index] = option
         peaks.append(profile.levels(tuple(options)).peak_bytes)
-    assert rt.plan_profile(profile, "min").predicted_peak_bytes == min(peaks) + UNSEEN_BYTES
+    least = min(peaks) + UNSEEN_BYTES
+    assert rt.plan_profile(profile, "min", planner=Optimal()).predicted_peak_bytes == least
+    assert rt.plan_profile(profile, "min").predicted_peak_bytes <= least
 
 
 def test_arithmetic_and_dry_runs_agree() -> None:
@@ -152,11 +156,13 @@ def test_the_users_gradients_decide_the_mode() -> None:
 
 def test_a_plan_can_be_made_in_the_middle_of_training() -> None:
     step = gpt_step()
-    first = rt.plan(step, budget="50%")
+    first = rt.plan(step, budget="50%", planner=RecomputeAll())
     for _ in range(3):
         step()
     step.clear_gradients()
-    assert rt.plan(step, budget="50%").predicted_peak_bytes == first.predicted_peak_bytes
+    again = rt.plan(step, budget="50%", planner=RecomputeAll())
+    assert again.predicted_peak_bytes == first.predicted_peak_bytes
+    assert again.eager_peak_bytes == first.eager_peak_bytes
 
 
 def test_a_model_under_a_plan_can_be_planned_again() -> None:
@@ -164,7 +170,8 @@ def test_a_model_under_a_plan_can_be_planned_again() -> None:
     first = rt.plan(step, budget="60%")
     rt.apply(step.model, first)
     again = rt.plan(step, budget="60%")
-    assert again.choices == first.choices
+    assert again.calls == first.calls
+    assert (again.budget_bytes, again.eager_peak_bytes) == (first.budget_bytes, first.eager_peak_bytes)
     assert rt.is_applied(step.model)
 
 

@@ -24,8 +24,8 @@ from regrad.bench.subjects import SUBJECTS, Subject
 from regrad.core.chain import RECOMPUTE
 from regrad.core.simulate_trace import Range
 from regrad.torch import execute
+from regrad.torch.describe import UNSEEN_BYTES
 from regrad.torch.measure import measure_peak
-from regrad.torch.plan import UNSEEN_BYTES
 from regrad.torch.profile import Profile
 from regrad.torch.store import persistent_bytes
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 KEEP = "keep"
 RECOMPUTE = "recompute"
+RANGES = "ranges"
+"""What a segment does whose torch calls are recomputed in stretches, none of which need be the segment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,24 @@ class SegmentPlan:
     state: tuple[StatePlan, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """A stretch of torch calls that is recomputed: calls ``start`` … ``stop - 1`` of the model's forward, counted from 0.
+
+    name           the modules of its first and last call; first and last are the calls themselves
+    depth          how many ranges it stands inside: what it saves is kept in the replay of none of them
+    added_seconds  of its own replay
+    """
+
+    start: int
+    stop: int
+    name: str
+    first: str
+    last: str
+    depth: int
+    added_seconds: float
+
+
 @dataclass(frozen=True)
 class Plan:
     """A plan for one model, one batch shape and one optimizer, confirmed before it was handed over.
@@ -167,6 +185,8 @@ class Plan:
     eager_peak_bytes      the same figure for the step without a plan
     added_seconds         over ``eager_seconds``, the time of one eager step
     choices               the nested choices, in terms of ``segments``
+    ranges                stretches of torch calls that are recomputed; ``calls`` names every torch call of the forward
+                          that the plan was made on, so that another path is noticed
     notes                 what the user should know: caches turned off, segments left out, what was not confirmed
     cache_off             the module that is called with use_cache=False while the plan is applied; None if none
     training              the mode that the model was in; in the other one the plan does nothing
@@ -189,6 +209,8 @@ class Plan:
     gradients: str
     segments: tuple[SegmentPlan, ...]
     choices: Choices
+    ranges: tuple[RangePlan, ...] = ()
+    calls: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cache_off: str | None = None
     training: bool = True

@@ -114,13 +114,14 @@ def live_levels(trace: Trace) -> Levels:
             freed[min(storage.death, count)] += storage.bytes
     workspace = [operation.workspace_bytes for operation in trace.operations]
     seconds = [operation.seconds for operation in trace.operations]
-    return _levels(level, made, freed, workspace, list(range(count)), [False] * count, seconds)
+    return total(level, made, freed, workspace, list(range(count)), [False] * count, seconds)
 
 
-def _levels(
+def total(
     level: int, made: list[int], freed: list[int], workspace: list[int], operations: list[int], replayed: list[bool],
     seconds: list[float],
 ) -> Levels:  # fmt: skip
+    """Levels from what each slot makes, what is freed before it, and what its operation needs for itself."""
     before, during = [], []
     for slot, extra in enumerate(workspace):
         level -= freed[slot]
@@ -166,10 +167,10 @@ class TraceArithmetic:
                 self._saves[save.operation].append(save)
         self.made_by: list[list[int]] = [[] for _ in range(self.forward_stop + 1)]
         self._static: list[tuple[int, int, int, int]] = []
-        self._base = 0
+        self.base_bytes = 0
         for index, storage in enumerate(trace.storages):
             if storage.birth < 0:
-                self._base += storage.bytes
+                self.base_bytes += storage.bytes
                 if storage.death is not None:
                     self._static.append((storage.bytes, -1, storage.death, index))
             elif storage.birth < self.forward_stop:
@@ -218,9 +219,7 @@ class TraceArithmetic:
         holders = self._first_lives(nodes, slot, live)
         for node in nodes:
             self._replay_lives(node, slot, live)
-        for size, birth, death, index in self._static:
-            end = slot[death - 1] + 1 if death else 0
-            live(size, slot[birth] if birth >= 0 else -1, max(end, holders.get(index, 0)), index)
+        self.static_lives(slot, holders, live)
         workspace = [self.trace.operations[index].workspace_bytes for index in operations]
         for node in _every(nodes):
             for at in node.slot_of.values():
@@ -232,7 +231,13 @@ class TraceArithmetic:
             for k, at in node.slot_of.items():
                 if k >= node.last:
                     seconds[at] = 0.0
-        return _levels(self._base, made, freed, workspace, operations, replayed, seconds)
+        return total(self.base_bytes, made, freed, workspace, operations, replayed, seconds)
+
+    def static_lives(self, slot: list[int], held: dict[int, int], live: Live) -> None:
+        """The lives of what plans do not move: what the backward makes, and what was there and dies in the step."""
+        for size, birth, death, index in self._static:
+            end = slot[death - 1] + 1 if death else 0
+            live(size, slot[birth] if birth >= 0 else -1, max(end, held.get(index, 0)), index)
 
     def _node(self, one: Range, depth: int) -> _Node:
         inner = [self._node(child, depth + 1) for child in sorted(one.inner, key=lambda child: child.start)]
@@ -291,7 +296,7 @@ class TraceArithmetic:
         for birth in range(self.forward_stop):
             for index in self.made_by[birth]:
                 storage = self.trace.storages[index]
-                end = self._dropped(index, slot)
+                end = self.dropped(index, slot)
                 for save in storage.saved_by:
                     if not inside[save.operation]:
                         end = max(end, slot[self.last_operation_of(save.node)] + 1)
@@ -316,7 +321,7 @@ class TraceArithmetic:
                 end = max(end, self._argument_end(within[0], index, end, slot))
         return end
 
-    def _dropped(self, index: int, slot: list[int]) -> int:
+    def dropped(self, index: int, slot: list[int]) -> int:
         """The slot before which nothing but autograd holds a storage any more."""
         storage = self.trace.storages[index]
         drop = storage.drop if storage.drop is not None else storage.death

@@ -93,7 +93,7 @@ def facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("least feasible", format_bytes(plan.least_bytes)),
         ("always there", f"{format_bytes(plan.persistent_bytes)} (weights, buffers, inputs, optimizer state)"),
         ("time", time if plan.eager_seconds > 0 else "not measured"),
-        ("chosen by", f"{plan.planner}: {recomputed} of {len(plan.segments)} segments recomputed"),
+        ("chosen by", f"{plan.planner}: {recomputed} of {len(plan.segments)} segments recomputed{_in_ranges(plan)}"),
         ("for", f"device {plan.device}, gradients {plan.gradients}, model {plan.fingerprint[:12]}"),
     )
 
@@ -117,6 +117,25 @@ def state_lines(plan: Plan) -> list[str]:
     return ["", "state that the step writes and the replays need as it was:", *rows]
 
 
+def _in_ranges(plan: Plan) -> str:
+    return f", in {len(plan.ranges)} ranges of torch calls" if plan.ranges else ""
+
+
+def range_lines(plan: Plan) -> list[str]:
+    """The ranges of torch calls that are recomputed, a line for each kind."""
+    kinds: dict[tuple[str, str, str, int, int], list[float]] = {}
+    for one in plan.ranges:
+        key = (without_numbers(one.name), one.first, one.last, one.stop - one.start, one.depth)
+        kinds.setdefault(key, []).append(one.added_seconds)
+    if not kinds:
+        return []
+    lines = ["", "ranges of torch calls that are run again (how many, from which call to which, what it adds):"]
+    for (name, first, last, calls, depth), seconds in kinds.items():
+        what = first if calls == 1 else f"{first} … {last} ({calls} calls)"
+        lines.append(f"  {'  ' * depth}{len(seconds)} x {name}: {what}, {format_seconds(sum(seconds))}")
+    return lines
+
+
 def plan_text(plan: Plan) -> str:
     """The whole plan for a terminal without colours, a log or a test."""
     lines = [f"{name + ':':<16} {value}" for name, value in facts(plan)]
@@ -132,6 +151,7 @@ def plan_text(plan: Plan) -> str:
     for name, option, *sizes, reason in rows:
         numbers = "  ".join(size.rjust(width) for size, width in zip(sizes, widths[2:5], strict=True))
         lines.append(f"{name.ljust(widths[0])}  {option.ljust(widths[1])}  {numbers}  {reason}".rstrip())
+    lines += range_lines(plan)
     lines += state_lines(plan)
     if plan.notes:
         lines.append("")

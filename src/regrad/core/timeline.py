@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from regrad.core.plan import PeakMoment
-from regrad.core.simulate_trace import Levels, Range, TraceArithmetic, live_levels
+from regrad.core.simulate_tape import TapeArithmetic
+from regrad.core.simulate_trace import Levels, TraceArithmetic, live_levels
 from regrad.core.text import without_numbers
 from regrad.core.trace import (
     ACTIVATIONS,
@@ -136,14 +138,14 @@ class Timeline:
 
 
 def make_timeline(
-    arithmetic: TraceArithmetic,
-    ranges: Iterable[Range] = (),
+    arithmetic: TraceArithmetic | TapeArithmetic,
+    ranges: Iterable[Any] = (),
     *,
     eager: Trace | None = None,
     names: Mapping[int, str] | None = None,
     budget_bytes: int | None = None,
 ) -> Timeline:
-    """The timeline of a step with ``ranges`` recomputed.
+    """The timeline of a step with ``ranges`` recomputed, of the kind that ``arithmetic`` takes.
 
     ``eager`` is the step that a plan is compared with, the arithmetic's own trace unless it is given; ``names`` are
     those of storages that were there before the step. Cost: a few passes over the trace, milliseconds for a thousand
@@ -230,8 +232,7 @@ def _drawn_at(trace: Trace, eager: Trace, first: dict[int, int]) -> tuple[int, .
 class _Lives:
     """Gathers the lives of a step's storages from trace arithmetic, each with the category that it counts under."""
 
-    def __init__(self, arithmetic: TraceArithmetic) -> None:
-        self.arithmetic = arithmetic
+    def __init__(self, arithmetic: TraceArithmetic | TapeArithmetic) -> None:
         self.trace = arithmetic.trace
         self.found: list[tuple[int, int, int, int]] = []
 

@@ -73,6 +73,7 @@ class Operation:
     reads, makes, writes   indices of storages: its arguments, what it allocated, what it wrote in place
     workspace_bytes        the most that the kernel held for itself beyond what it made
     where       file:line of the user's code that called it (forward only)
+    torch_call  which torch call of the forward it belongs to, counted from 0; -1 if none is known
     """
 
     name: str
@@ -86,6 +87,7 @@ class Operation:
     workspace_bytes: int = 0
     draws: bool = False
     where: str = ""
+    torch_call: int = -1
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class Reading:
     """One piece under one plan: r, f, t, g of the cost model, and the seconds of its replay."""
 
     retained: int
@@ -84,7 +84,7 @@ def _owners(arithmetic: TraceArithmetic, cuts: list[Cut]) -> list[int]:
     return owners
 
 
-def _read(arithmetic: TraceArithmetic, levels: Levels, cuts: list[Cut]) -> tuple[list[_Reading], int]:
+def read_levels(arithmetic: TraceArithmetic, levels: Levels, cuts: list[Cut]) -> tuple[list[Reading], int]:
     """Readings of all pieces, and o, the optimizer's bytes above P and all gradients."""
     trace = arithmetic.trace
     stop, optimizer_start = arithmetic.forward_stop, arithmetic.optimizer_start
@@ -106,7 +106,7 @@ def _read(arithmetic: TraceArithmetic, levels: Levels, cuts: list[Cut]) -> tuple
             most[owner] = max(most[owner], levels.during[slot])
             made = (trace.storages[i] for i in trace.operations[index].makes)
             gradients[owner] += sum(storage.bytes for storage in made if storage.category == GRADIENTS)
-    readings: list[_Reading] = []
+    readings: list[Reading] = []
     persistent, retained_so_far, later = levels.before[0], 0, sum(gradients)
     for i, part in enumerate(cuts):
         entry = levels.before[part.start]
@@ -115,7 +115,7 @@ def _read(arithmetic: TraceArithmetic, levels: Levels, cuts: list[Cut]) -> tuple
         retained_so_far += retained
         later -= gradients[i]
         transient = most[i] - persistent - retained_so_far - later if most[i] else 0
-        readings.append(_Reading(retained, max(0, forward), transient, gradients[i], added[i]))
+        readings.append(Reading(retained, max(0, forward), transient, gradients[i], added[i]))
     return readings, max(0, optimizer_most - persistent - sum(gradients))
 
 
@@ -126,8 +126,8 @@ def build_chain(
     trace = arithmetic.trace
     cuts = cut(trace, candidates)
     eager = arithmetic.levels()
-    kept, optimizer = _read(arithmetic, eager, cuts)
-    again, _ = _read(arithmetic, arithmetic.levels(ranges.values()), cuts)
+    kept, optimizer = read_levels(arithmetic, eager, cuts)
+    again, _ = read_levels(arithmetic, arithmetic.levels(ranges.values()), cuts)
     segments = []
     for part, keep, redo in zip(cuts, kept, again, strict=True):
         piece = part.piece

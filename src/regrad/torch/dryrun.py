@@ -136,9 +136,10 @@ class Rehearsal:
         install: Callable[[torch.nn.Module], Any] | None = None,
         watch: set[str] | None = None,
         marked: bool = False,
+        number: bool = True,
     ) -> Record:
         """Record one step. ``install`` puts a plan on the copy, which is taken off afterwards; ``watch`` names modules
-        whose calls may change an object that they are given."""
+        whose calls may change an object that they are given; ``number`` tells which torch call each operation is of."""
         step = self.step
         recorder, watcher = Recorder(marked=marked), ArgumentWatch(watch or set())
         names, index_of = self._register(recorder)
@@ -147,7 +148,7 @@ class Rehearsal:
                 install(step.model)
             self._reset_generators()
             began = time.process_time()
-            with self.entered(), recorder, watcher.watching(step.model), recorder.watching(step.model):
+            with self.entered(), recorder, watcher.watching(step.model), recorder.watching(step.model, number=number):
                 loss = step.compute_loss()
                 recorder.phase = tr.BACKWARD
                 loss.backward()
@@ -163,7 +164,8 @@ class Rehearsal:
         trace = recorder.finish(
             source=self.source, gradients=str(step.gradients), device=str(step.device), seconds=seconds
         )
-        return Record(trace, names, recorder.signatures, recorder.signature_of, index_of, watcher.changed)
+        calls = tuple(recorder.counter.names) if recorder.forwards == 1 else ()
+        return Record(trace, names, recorder.signatures, recorder.signature_of, index_of, watcher.changed, calls)
 
     def _register(self, recorder: Recorder) -> tuple[dict[int, str], dict[int, int]]:
         """Make what is there before the step known to the recorder; its names, and its places by storage."""

@@ -10,22 +10,38 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from regrad.core.chain import KEEP
+from regrad.core.chain import KEEP, RANGES
 from regrad.core.errors import InvalidPlan, PlanMismatch
 from regrad.core.plan import Plan, SegmentPlan
 from regrad.torch.fingerprint import difference, fingerprint
 from regrad.torch.recompute import log, prime, recompute
+from regrad.torch.recompute import replays as engine_replays
+from regrad.torch.tape.ranges import Range, Ranges
+from regrad.torch.tape.tape import Tape
 
 Engine = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 Calls = dict[str, tuple[str, ...]]
 LOG = "log"
 """What a call that is kept does where earlier replays need what it overwrites."""
+
+
+class Taped:
+    """A tape and the ranges that it recomputes in every forward."""
+
+    def __init__(self, ranges: Iterable[Range], calls: Iterable[str], guard: str = "first") -> None:
+        self.ranges = Ranges(ranges, calls)
+        self.tape = Tape(guard=guard)
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Context for one forward."""
+        return self.tape.forward(self.ranges)
 
 
 class PlannedForward:
@@ -36,6 +52,7 @@ class PlannedForward:
     overrides  keyword arguments that the module is called with, such as ``use_cache=False``
     root       whether this is the model itself, whose calls mark where a step begins
     engine     what runs a recomputed call: ``engine(forward, args, kwargs)``
+    taped      the stretches of torch calls that are recomputed, on the model itself
     """
 
     def __init__(
@@ -47,6 +64,7 @@ class PlannedForward:
         overrides: dict[str, Any],
         root: bool,
         engine: Engine,
+        taped: Taped | None = None,
     ) -> None:
         self.module = module
         self.previous: Callable[..., Any] | None = vars(module).get("forward")
@@ -55,6 +73,7 @@ class PlannedForward:
         self.overrides = overrides
         self.root = root
         self.engine = engine
+        self.taped = taped
         self.position = 0
 
     @property
@@ -73,6 +92,9 @@ class PlannedForward:
             _begin_step(self.module)
         if self.overrides:
             kwargs = {**kwargs, **self.overrides}
+        if self.taped is not None:
+            with self.taped.forward():
+                return self.original(*args, **kwargs)
         option = self._option_of_this_call()
         if option == KEEP:
             return self.original(*args, **kwargs)
@@ -112,7 +134,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     if any(choice.is_span for choice in plan.choices):
         raise InvalidPlan("the plan holds a span of several segments, which this version cannot run; plan again")
     remove(model)
-    install_plan(model, calls, training=plan.training, cache_off=plan.cache_off)
+    install_plan(model, calls, training=plan.training, cache_off=plan.cache_off, taped=taped_of(plan))
     _prime(model, plan)
     return model
 
@@ -131,6 +153,21 @@ def _prime(model: nn.Module, plan: Plan) -> None:
             prime(vars(modules[segment.module])["forward"].original, large)
 
 
+def taped_of(plan: Plan, guard: str = "first") -> Taped | None:
+    """The executor of a plan's ranges; None if it has none."""
+    return (
+        Taped([Range(one.start, one.stop, one.name) for one in plan.ranges], plan.calls, guard) if plan.ranges else None
+    )
+
+
+def replays(model: nn.Module) -> int:
+    """How often segments and ranges of the plan on ``model`` were run again so far: those of its ranges, and of all
+    segments of this process."""
+    planned = vars(model).get("forward")
+    taped = planned.taped if isinstance(planned, PlannedForward) else None
+    return engine_replays() + (0 if taped is None else sum(report.replays for report in taped.tape.report()))
+
+
 def planned_calls(plan: Plan) -> Calls:
     """For each module that the plan touches what each of its calls in a step does."""
     return call_options((segment.module, segment.call, option_of(segment)) for segment in plan.segments)
@@ -138,7 +175,7 @@ def planned_calls(plan: Plan) -> Calls:
 
 def option_of(segment: SegmentPlan) -> str:
     """What a planned call does: its option, or LOG for one that is kept and writes what earlier replays need."""
-    return LOG if segment.option == KEEP and segment.state else segment.option
+    return KEEP if segment.option == RANGES else LOG if segment.option == KEEP and segment.state else segment.option
 
 
 def call_options(calls: Iterable[tuple[str, int, str]]) -> Calls:
@@ -161,6 +198,7 @@ def install_plan(
     training: bool,
     cache_off: str | None,
     engine: Engine = recompute,
+    taped: Taped | None = None,
 ) -> None:
     """Put a plan's options, recomputation by ``engine``, on the calls of a model, without a check."""
     modules = dict(model.named_modules())
@@ -170,6 +208,8 @@ def install_plan(
         install(modules[cache_off], training=training, overrides={"use_cache": False})
     if any(len(options) > 1 for options in calls.values()):
         install(model, training=training, root=True)
+    if taped is not None:
+        install(model, training=training, taped=taped)
 
 
 def install(
@@ -180,6 +220,7 @@ def install(
     overrides: dict[str, Any] | None = None,
     root: bool = False,
     engine: Engine = recompute,
+    taped: Taped | None = None,
 ) -> None:
     """Put a :class:`PlannedForward` on ``module``, or add to the one that it has."""
     planned = vars(module).get("forward")
@@ -187,9 +228,10 @@ def install(
         planned.calls = calls if calls != (KEEP,) else planned.calls
         planned.overrides = {**planned.overrides, **(overrides or {})}
         planned.root = planned.root or root
+        planned.taped = planned.taped or taped
         return
     module.forward = PlannedForward(
-        module, calls=calls, training=training, overrides=overrides or {}, root=root, engine=engine
+        module, calls=calls, training=training, overrides=overrides or {}, root=root, engine=engine, taped=taped
     )
 
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from regrad.core import trace as tr
-from regrad.core.chain import KEEP, Chain
+from regrad.core.chain import KEEP
 from regrad.core.errors import InfeasibleBudget, PlanMismatch, PlannerMismatch
-from regrad.core.plan import Plan, SegmentPlan, Solution, StatePlan, leaves, one_level
+from regrad.core.plan import Plan, Solution, leaves
 from regrad.core.simulate_trace import live_levels
-from regrad.core.timeline import peak_moment
 from regrad.core.units import Budget, format_bytes
 from regrad.planners.portfolio import Portfolio
+from regrad.planners.tape_search import Priced, TapeSearch
+from regrad.torch.describe import BAND_RATIO, UNSEEN_BYTES, Found, describe
+from regrad.torch.execute import Taped
 from regrad.torch.fingerprint import step_fingerprint
 from regrad.torch.improve import Options, faster, lower
 from regrad.torch.profile import Profile, Progress, make_profile
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
+from regrad.torch.tape.ranges import Range
+from regrad.torch.tape_plan import range_plans
 
-BAND_RATIO = {"fake": 0.01, "real": 0.01}
-"""How far predicted and measured peaks lie apart, by the method of the prediction; measured in benchmarks/."""
-UNSEEN_BYTES = 256
-"""On top of every prediction: Python numbers in the formulas of a backward, which no record shows. 48 were seen."""
 SMALL_BYTES = 1 << 16
 """A gap between two predictions below this is no news, however small the model."""
 TIGHTENINGS = 6
@@ -99,34 +99,47 @@ def plan_profile(
     say = progress or (lambda stage, done: None)
     search = _Search(source, planner or Portfolio())
     say("solving", 0.0)
-    least, least_bytes = search.least()
+    least = search.least()
     budget_bytes = Budget.parse(budget).resolve(
         persistent_bytes=source.chain.persistent_bytes,
         eager_peak_bytes=live_levels(source.trace).peak_bytes + UNSEEN_BYTES,
-        least_bytes=least_bytes,
+        least_bytes=least.peak_bytes,
     )
-    options = search.fastest(budget_bytes, least)
+    found = search.fastest(budget_bytes, least)
     say("confirming the plan", 0.0)
-    feasible = search.peak(options) <= budget_bytes
-    options, budget_given = (options, budget_bytes) if feasible else (least, least_bytes)
+    feasible = found.peak_bytes <= budget_bytes
+    found, budget_given = (found, budget_bytes) if feasible else (least, least.peak_bytes)
     with untouched(source.rehearsal.original):
-        notes = confirm(source, options, search.peak(options))
-    made = search.describe(budget_given, options, least_bytes, notes, time.monotonic() - began)
+        notes = confirm(source, found)
+    made = describe(
+        source,
+        found,
+        budget_bytes=budget_given,
+        least_bytes=least.peak_bytes,
+        planner=type(search.planner).__name__,
+        notes=notes,
+    )
+    seconds = source.seconds + time.monotonic() - began
+    made = replace(made, planning_seconds=seconds, solve_seconds=search.solve_seconds)
     if not feasible:
         moment = made.peak_moment
         holder = f"the {moment.phase} at {moment.operation} in {moment.module or 'the step'}"
-        raise InfeasibleBudget(budget_bytes, least_bytes, made, holder)
+        raise InfeasibleBudget(budget_bytes, least.peak_bytes, made, holder)
     return made
 
 
-def confirm(source: Profile, options: Options, predicted_bytes: int) -> tuple[str, ...]:
+def confirm(source: Profile, found: Found) -> tuple[str, ...]:
     """Run the plan on copies without bytes and compare the peak; a gap beyond the band is a note for the user."""
-    recorded = live_levels(source.dry_run(options)).peak_bytes
-    band = max(BAND_RATIO[source.rehearsal.source] * predicted_bytes, SMALL_BYTES)
-    if abs(recorded - predicted_bytes) <= band:
+    taped = None
+    if found.ranges and source.search is not None:
+        ranges = range_plans(source.search, found.ranges, source.base.calls)
+        taped = Taped([Range(one.start, one.stop, one.name) for one in ranges], source.base.calls, guard="off")
+    recorded = live_levels(source.dry_run(found.options, taped)).peak_bytes
+    band = max(BAND_RATIO[source.rehearsal.source] * found.peak_bytes, SMALL_BYTES)
+    if abs(recorded - found.peak_bytes) <= band:
         return ()
     return (
-        f"a dry run of this plan peaks at {format_bytes(recorded)}, the prediction is {format_bytes(predicted_bytes)}: "
+        f"a dry run of this plan peaks at {format_bytes(recorded)}, the prediction is {format_bytes(found.peak_bytes)}: "
         "please report the model",
     )
 
@@ -143,6 +156,21 @@ class _Search:
         self.source = source
         self.planner = planner
         self.solve_seconds = 0.0
+
+    def found(self, options: Options) -> Found:
+        """These options with their figures."""
+        return Found(options, self.source.levels(options))
+
+    def taped(self, one: Priced) -> Found:
+        """These ranges with their figures."""
+        assert self.source.search is not None
+        kept = tuple(KEEP for _ in self.source.pieces)
+        return Found(kept, self.source.search.levels(one.ranges), one.ranges)
+
+    @property
+    def tape(self) -> TapeSearch | None:
+        """The search for ranges, where the planner is the one that tries everything."""
+        return self.source.search if isinstance(self.planner, Portfolio) else None
 
     def peak(self, options: Options) -> int:
         """Peak of a step, in bytes, by trace arithmetic."""
@@ -162,8 +190,8 @@ class _Search:
         self.solve_seconds += time.monotonic() - began
         return [tuple(leaf.option for leaf in leaves(s.plan)) for s in solutions if s.plan is not None]
 
-    def least(self) -> tuple[Options, int]:
-        """The options of the least peak that is known, and that peak."""
+    def least(self) -> Found:
+        """What has the least peak that is known."""
         chain = self.source.chain
         proposals = [tuple(s.options[-1].name for s in chain.segments), tuple(KEEP for _ in chain.segments)]
         solution = self.planner(self.source.problem, chain.persistent_bytes)
@@ -172,10 +200,26 @@ class _Search:
         best = min(proposals, key=self.peak)
         if isinstance(self.planner, Portfolio):
             best = lower(best, self.source, self.peak)
-        return best, self.peak(best)
+        found = [self.found(best)]
+        if self.tape is not None:
+            found.append(self.taped(self.tape.least()))
+        return min(found, key=lambda one: one.peak_bytes)
 
-    def fastest(self, budget_bytes: int, least: Options) -> Options:
-        """The fastest options whose peak is within the budget; those of the least peak if none is."""
+    def fastest(self, budget_bytes: int, least: Found) -> Found:
+        """The fastest whose peak is within the budget; the one of the least peak if none is."""
+        found = [least] if isinstance(self.planner, Portfolio) else []
+        options = self._fastest_options(budget_bytes, least.options)
+        if options is not None:
+            found.append(self.found(options))
+        if self.tape is not None and (options is None or self.seconds(options) > 0):
+            taped = self.tape.fastest(budget_bytes - UNSEEN_BYTES)
+            if taped is not None:
+                found.append(self.taped(taped))
+        within = [one for one in found if one.peak_bytes <= budget_bytes]
+        return min(within, key=lambda one: one.rank) if within else least
+
+    def _fastest_options(self, budget_bytes: int, least: Options) -> Options | None:
+        """The fastest options of segments whose peak is within the budget."""
         target = budget_bytes
         found: list[Options] = [least] if isinstance(self.planner, Portfolio) else []
         for _ in range(TIGHTENINGS):
@@ -188,95 +232,8 @@ class _Search:
             target -= max(1, min(self.peak(options) for options in proposals) - budget_bytes)
         within = [options for options in found if self.peak(options) <= budget_bytes]
         if not within:
-            return least
+            return None
         best = min(within, key=lambda options: (self.seconds(options), self.peak(options)))
         if isinstance(self.planner, Portfolio):
             best = faster(best, self.source, self.peak, self.seconds, budget_bytes)
         return best
-
-    def describe(
-        self, budget_bytes: int, options: Options, least_bytes: int, notes: tuple[str, ...], seconds: float
-    ) -> Plan:
-        """The plan that a user gets."""
-        source, chain = self.source, self.source.chain
-        trace, levels = source.arithmetic.trace, source.levels(options)
-        segments = tuple(_segment_plan(chain, source, index, options) for index in range(len(options)))
-        recorded = live_levels(source.trace)
-        return Plan(
-            fingerprint=source.fingerprint,
-            budget_bytes=budget_bytes,
-            predicted_peak_bytes=self.peak(options),
-            predicted_by="trace" if trace.source == "real" else "fake trace",
-            band_ratio=BAND_RATIO[trace.source],
-            peak_moment=peak_moment(trace, levels),
-            eager_peak_bytes=recorded.peak_bytes + UNSEEN_BYTES,
-            eager_peak_moment=peak_moment(source.trace, recorded),
-            persistent_bytes=chain.persistent_bytes,
-            least_bytes=least_bytes,
-            added_seconds=levels.added_seconds,
-            eager_seconds=chain.eager_seconds,
-            planner=type(self.planner).__name__,
-            device=trace.device,
-            gradients=trace.gradients,
-            segments=segments,
-            choices=one_level(options),
-            notes=(*source.notes, *_notes(source), *notes),
-            cache_off=source.cache_off,
-            training=source.training,
-            planning_seconds=source.seconds + seconds,
-            solve_seconds=self.solve_seconds,
-        )
-
-
-def _segment_plan(chain: Chain, source: Profile, index: int, options: Options) -> SegmentPlan:
-    segment, piece, option = chain.segments[index], source.pieces[index], options[index]
-    chosen, state = segment.option(option), _state(source, index, options)
-    if segment.reason:
-        reason = segment.reason
-    elif option == KEEP:
-        reason = "there is room for it"
-    else:
-        saved = segment.option(KEEP).retained_bytes - chosen.retained_bytes
-        reason = f"frees {format_bytes(saved)} until its backward"
-    return SegmentPlan(
-        name=segment.name, option=option, retained_bytes=chosen.retained_bytes, transient_bytes=chosen.transient_bytes,
-        added_seconds=chosen.added_seconds, reason=reason, engine=_engine(state), module=piece.module, call=piece.call,
-        state=state,
-    )  # fmt: skip
-
-
-def _state(source: Profile, index: int, options: Options) -> tuple[StatePlan, ...]:
-    """What the engine keeps of the state that a recomputed segment finds, or that a kept one overwrites for others."""
-    piece = source.pieces[index]
-    if not piece.module:
-        return ()
-    if options[index] == KEEP:
-        copies = source.logs_of(index, options)
-    else:
-        copies = source.ranges_of[piece.module, piece.call].state
-    return tuple(
-        StatePlan(copy.name, copy.engine, copy.bytes, copy.bytes + 2 * copy.present_bytes, copy.written)
-        for copy in copies
-    )
-
-
-def _engine(state: tuple[StatePlan, ...]) -> str | None:
-    """The engines of the tensors that the step writes, in one word; None where it writes none."""
-    engines = {one.engine for one in state if one.written and not one.name.endswith("generator")}
-    return " + ".join(sorted(engines)) or None
-
-
-def _notes(source: Profile) -> tuple[str, ...]:
-    notes = []
-    if peak_moment(source.trace, live_levels(source.trace)).phase == tr.OPTIMIZER:
-        notes.append("the optimizer's step is the peak of the eager step: no plan goes below it")
-    left_out = [
-        segment
-        for segment, piece in zip(source.chain.segments, source.pieces, strict=True)
-        if piece.module and piece.reason
-    ]
-    if left_out:
-        notes.append(f"{len(left_out)} segments can only be kept, {left_out[0].name} for one: {left_out[0].reason}")
-    if not any(piece.module for piece in source.pieces):
-        notes.append('no repeated blocks were found in ModuleList or Sequential; name them with segments="…"')
-    return tuple(notes)

@@ -6,12 +6,14 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import nn
 
 from regrad.core.chain import KEEP, Chain, Problem
 from regrad.core.simulate_trace import Levels, Range, StateCopy, TraceArithmetic
 from regrad.core.trace import Call, Trace
+from regrad.planners.tape_search import TapeSearch
 from regrad.torch import execute
 from regrad.torch.chain import Piece, build_chain
 from regrad.torch.clock import Clock
@@ -24,6 +26,7 @@ from regrad.torch.room import available_bytes
 from regrad.torch.state import States
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
+from regrad.torch.tape_plan import make_search
 from regrad.torch.watch import border_problem, container_children, find_candidates, given, matches
 
 Progress = Callable[[str, float], None]
@@ -34,6 +37,7 @@ class Profile:
     """What planning needs to know of a step.
 
     eager       the eager step in its steady state, as the user's model runs it
+    base        the step that plans start from: the eager one, or the one with its cache off
     arithmetic  trace arithmetic on the step that plans start from: the eager one, or the one with its cache off
     ranges_of   for each call that can be recomputed the operations that are run again
     problem     the chain of segments with their options
@@ -45,6 +49,7 @@ class Profile:
     rehearsal: Rehearsal
     clock: Clock
     eager: Record
+    base: Record
     arithmetic: TraceArithmetic
     ranges_of: dict[tuple[str, int], Range]
     problem: Problem
@@ -56,6 +61,7 @@ class Profile:
     cache_off: str | None = None
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    named_segments: bool = False
     _levels: dict[tuple[str, ...], Levels] = field(default_factory=dict)
 
     @property
@@ -67,6 +73,16 @@ class Profile:
     def chain(self) -> Chain:
         """The chain of the problem."""
         return self.problem.chain
+
+    @cached_property
+    def search(self) -> TapeSearch | None:
+        """The search for stretches of torch calls to recompute; None if the step's torch calls cannot be numbered, or if
+        the user named the segments."""
+        if self.named_segments:
+            return None
+        calls = {(call.module, call.count): call for call in self.arithmetic.trace.calls}
+        blocks = [calls[piece.module, piece.call] for piece in self.pieces if piece.module]
+        return make_search(self.base, self.arithmetic, [(call.start, call.stop) for call in blocks])
 
     def problem_of(self, call: Call) -> str:
         """Why a call of any module could not be recomputed, as far as its operations tell; "" if it could."""
@@ -102,13 +118,14 @@ class Profile:
             self._levels[options] = self.arithmetic.levels(self.ranges(options))
         return self._levels[options]
 
-    def dry_run(self, options: tuple[str, ...]) -> Trace:
+    def dry_run(self, options: tuple[str, ...], taped: execute.Taped | None = None) -> Trace:
         """The record of a step on copies without bytes in which each segment takes the option named."""
         flags = execute.call_options((p.module, p.call, o) for p, o in zip(self.pieces, options, strict=True))
         record = self.rehearsal.record(
             lambda model: execute.install_plan(
-                model, flags, training=self.training, cache_off=self.cache_off, engine=rehearse
-            )
+                model, flags, training=self.training, cache_off=self.cache_off, engine=rehearse, taped=taped
+            ),
+            number=False,
         )
         self.clock.read(record)
         return record.trace
@@ -152,8 +169,9 @@ def make_profile(step: Step, *, segments: str | None = None, progress: Progress 
     if rehearsal.why_real:
         notes = (*notes, f"the step was run for real on a copy: fake tensors do not carry it ({rehearsal.why_real})")
     return Profile(
-        rehearsal, clock, eager, arithmetic, ranges_of, Problem(chain, trace=base.trace), pieces, states,
+        rehearsal, clock, eager, base, arithmetic, ranges_of, Problem(chain, trace=base.trace), pieces, states,
         fingerprint(step.model), step_fingerprint(step), step.model.training, cache_off, notes, time.monotonic() - began,
+        named_segments=segments is not None,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regrad.core import trace as tr
 from regrad.core.trace import NO_HOOK, Call, Operation, Save, Storage, Trace
+from regrad.torch.tape.calls import CallCounter
 from regrad.torch.values import operands
 from regrad.torch.workspace import mark
 
@@ -111,6 +112,8 @@ class Record:
     names     of the persistent storages in the trace
     index_of  the place in the trace of each storage that was there before the step, by the storage's identity
     changing  (module, which call) of the watched calls that change an object that they are given
+    calls     names of the torch calls of the model's forward, in order; empty if the step calls the model itself more
+              than once, or never
     """
 
     trace: Trace
@@ -119,6 +122,7 @@ class Record:
     signature_of: list[int]
     index_of: dict[int, int]
     changing: set[tuple[str, int]]
+    calls: tuple[str, ...] = ()
 
 
 _LIBRARIES = tuple(str(Path(path).parent) + os.sep for path in (torch.__file__, __file__))
@@ -133,6 +137,16 @@ def source_line() -> str:
             return f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def _in_own_function() -> bool:
+    """Whether a ``torch.autograd.Function`` of the user's runs now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "apply" and frame.f_code.co_filename.endswith("autograd/function.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Recorder(TorchDispatchMode):
@@ -157,6 +171,8 @@ class Recorder(TorchDispatchMode):
         self.signatures: list[Signature] = []
         self.signature_of: list[int] = []
         self._signature_index: dict[Any, int] = {}
+        self.counter = CallCounter()
+        self.forwards = 0
 
     # -- storages ---------------------------------------------------------------------------------------------
 
@@ -233,7 +249,9 @@ class Recorder(TorchDispatchMode):
         makes = []
         # The operation must stand in the list before its results are looked at: what dies from here on dies after it.
         where = source_line() if self.phase == tr.FORWARD else ""
-        operation = Operation(name, self.phase, self._stack[-1] if self._stack else -1, sequence, where=where)
+        parent = self._stack[-1] if self._stack else -1
+        number = self._torch_call()
+        operation = Operation(name, self.phase, parent, sequence, where=where, torch_call=number)
         self.operations.append(operation)
         for tensor in operands(result):
             index, new = self._index(tensor, category, at)
@@ -247,6 +265,13 @@ class Recorder(TorchDispatchMode):
         self._sign(func, args, kwargs, result)
         if self.lifetimes and torch.is_grad_enabled():
             self._save_numbers(func, args, at, sequence)
+
+    def _torch_call(self) -> int:
+        """The torch call that runs now; -1 outside the first forward, and inside a function with a backward of its own,
+        whose operations autograd does not see."""
+        if self.phase != tr.FORWARD or self.forwards != 1 or (not torch.is_grad_enabled() and _in_own_function()):
+            return -1
+        return self.counter.current
 
     def _save_numbers(self, func: Any, args: Any, at: int, sequence: int) -> None:
         """A Python number where a tensor is expected becomes a tensor of eight bytes, which the node keeps without
@@ -300,9 +325,21 @@ class Recorder(TorchDispatchMode):
     # -- calls ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Record the calls of every module of ``model`` while in the forward phase."""
+    def watching(self, model: nn.Module, *, number: bool = True) -> Iterator[None]:
+        """Record the calls of every module of ``model`` while in the forward phase; ``number`` the torch calls of its
+        first forward."""
         handles = []
+        original = model.forward
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.forwards += 1
+            if self.forwards > 1 or not number:
+                return original(*args, **kwargs)
+            with self.counter:
+                return original(*args, **kwargs)
+
+        own = vars(model).get("forward")
+        model.forward = counted
         for name, module in model.named_modules():
             enter = module.register_forward_pre_hook(self._entering(name), with_kwargs=True, prepend=True)
             leave = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
@@ -312,6 +349,9 @@ class Recorder(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+            del model.forward
+            if own is not None:
+                model.forward = own
 
     def _entering(self, name: str) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -6,6 +6,7 @@ from regrad.core.errors import PlanMismatch
 from regrad.core.plan import Plan, leaves
 from regrad.core.timeline import Timeline, make_timeline
 from regrad.torch.profile import Profile
+from regrad.torch.tape_plan import tape_ranges
 
 
 def timeline(source: Profile, plan: Plan | None = None) -> Timeline:
@@ -22,9 +23,10 @@ def timeline(source: Profile, plan: Plan | None = None) -> Timeline:
     if len(options) != len(source.pieces):
         detail = f"it has {len(options)} segments, the profile {len(source.pieces)}"
         raise PlanMismatch(plan.fingerprint, source.fingerprint, detail)
+    taped = plan.ranges and source.search is not None
     return make_timeline(
-        source.arithmetic,
-        source.ranges(options),
+        source.search.tape if taped and source.search is not None else source.arithmetic,
+        tape_ranges(source.arithmetic.trace, plan.ranges) if taped else source.ranges(options),
         eager=source.trace,
         names=source.eager.names,
         budget_bytes=plan.budget_bytes,

@@ -1,0 +1,288 @@
+"""Trace arithmetic for ranges of torch calls: the levels of a step in which recorded calls are replayed one by one.
+
+A tape range (:class:`TapeRange`) keeps none of the tensors that its calls save and that were computed inside it. Right
+before the first backward node that wants one of them, those calls run again of which something is needed, in order, and
+nothing else: not the code around them, not a call whose result no one wants. So it differs from the replay of a module
+(:mod:`regrad.core.simulate_trace`) in three ways:
+
+needed   a backward slice: the calls that give what nodes of the range saved, and the calls that those read from
+held     what the slice reads from before the range, and what nodes saved of it, as in the eager step
+replay   a result is dropped after the last call of the slice that reads it, unless a node saved it or an inner range
+         needs it from there
+
+Operations between two borders of a torch call run together. Cost: a pass over storages and operations for each plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from regrad.core.simulate_trace import Levels, Live, TraceArithmetic, total
+from regrad.core.trace import NO_HOOK, Save
+
+
+@dataclass(frozen=True, slots=True)
+class TapeRange:
+    """Forward operations ``start`` … ``stop - 1``, both at borders of torch calls; ``inner`` ranges have replays of their
+    own and keep nothing in the replay of this one."""
+
+    start: int
+    stop: int
+    inner: tuple[TapeRange, ...] = ()
+
+
+@dataclass
+class _Node:
+    range: TapeRange
+    depth: int
+    outer: _Node | None
+    inner: list[_Node] = field(default_factory=list)
+    saves: list[tuple[int, Save]] = field(default_factory=list)
+    needed: list[int] = field(default_factory=list)
+    externals: set[int] = field(default_factory=set)
+    trigger: int = 0
+    end_after: int = -1
+    slot_of: dict[int, int] = field(default_factory=dict)
+    replay_end: int = 0
+
+
+class TapeArithmetic:
+    """Prices plans of tape ranges on one trace. ``arithmetic`` has indexed it; ``generator_bytes`` is one state of it."""
+
+    def __init__(self, arithmetic: TraceArithmetic, generator_bytes: int) -> None:
+        self.arithmetic, self.trace = arithmetic, arithmetic.trace
+        self.generator_bytes = generator_bytes
+        stop = arithmetic.forward_stop
+        self._saved: list[list[tuple[int, Save]]] = [[] for _ in range(stop + 1)]
+        self._writers: dict[int, list[int]] = {}
+        for index, storage in enumerate(self.trace.storages):
+            for save in storage.saved_by:
+                if save.position != NO_HOOK:
+                    self._saved[save.operation].append((index, save))
+        self.group_start, self.group_stop = _groups([one.torch_call for one in self.trace.operations[:stop]])
+        for position, operation in enumerate(self.trace.operations[:stop]):
+            for index in operation.writes:
+                self._writers.setdefault(index, []).append(position)
+        self._slices: dict[TapeRange, tuple[list[int], set[int]]] = {}
+
+    def saved_at(self, operation: int) -> list[tuple[int, Save]]:
+        """(storage, save) of what the node of a forward operation saved."""
+        return self._saved[operation]
+
+    # -- one range ----------------------------------------------------------------------------------------------------
+
+    def slice_of(self, one: TapeRange) -> tuple[list[int], set[int]]:
+        """The operations that a replay of ``one`` runs, and the storages from before it that they read."""
+        found = self._slices.get(one)
+        if found is None:
+            if len(self._slices) > 100_000:
+                self._slices.clear()
+            found = self._slices[one] = self._slice(one)
+        return found
+
+    def _slice(self, one: TapeRange) -> tuple[list[int], set[int]]:
+        storages = self.trace.storages
+        covered = {k for child in one.inner for k in range(child.start, child.stop)}
+        wanted: list[tuple[int, int]] = [
+            (index, save.position)
+            for k in range(one.start, one.stop)
+            if k not in covered
+            for index, save in self._saved[k]
+            if one.start <= storages[index].birth < one.stop
+        ]
+        for child in one.inner:
+            wanted += [(i, child.start) for i in self._lent(child) if one.start <= storages[i].birth < one.stop]
+        needed: set[int] = set()
+        seen: set[tuple[int, int]] = set()
+        externals: set[int] = set()
+        while wanted:
+            index, before = wanted.pop()
+            if (index, before) in seen:
+                continue
+            seen.add((index, before))
+            for position in (storages[index].birth, *self._writers.get(index, ())):
+                if not one.start <= position < before or position in needed:
+                    continue
+                for k in range(self.group_start[position], self.group_stop[position]):
+                    needed.add(k)
+                    for read in self.trace.operations[k].reads:
+                        if one.start <= storages[read].birth:
+                            if storages[read].birth < k:
+                                wanted.append((read, k))
+                        elif storages[read].birth >= 0 or storages[read].death is not None:
+                            externals.add(read)
+        return sorted(needed), externals
+
+    def _lent(self, one: TapeRange) -> set[int]:
+        """What a range and those inside it need from before it: for their slices, and because their nodes saved it."""
+        found = set(self.slice_of(one)[1])
+        storages = self.trace.storages
+        for k in range(one.start, one.stop):
+            found |= {index for index, _ in self._saved[k] if 0 <= storages[index].birth < one.start}
+        for child in one.inner:
+            found |= {index for index in self._lent(child) if storages[index].birth < one.start}
+        return found
+
+    def seconds_of(self, one: TapeRange) -> float:
+        """Seconds of its replay and of those inside it."""
+        own = sum(self.trace.operations[k].seconds for k in self.slice_of(one)[0])
+        return own + sum(self.seconds_of(child) for child in one.inner)
+
+    # -- one plan -----------------------------------------------------------------------------------------------------
+
+    def levels(self, ranges: Iterable[TapeRange] = (), watch: Live | None = None) -> Levels:
+        """The levels of the step with ``ranges`` replayed call by call; see :meth:`TraceArithmetic.levels`."""
+        arithmetic, trace = self.arithmetic, self.trace
+        nodes = [self._node(one, 0, None) for one in sorted(ranges, key=lambda one: one.start)]
+        every = _every(nodes)
+        operations, replayed, slot = self._lay_out(every)
+        count = len(operations)
+        made, freed = [0] * (count + 1), [0] * (count + 1)
+
+        def live(size: int, first: int, end: int, storage: int) -> None:
+            if first >= 0:
+                made[first] += size
+            freed[min(end, count)] += size
+            if watch is not None:
+                watch(size, first, end, storage)
+
+        held = self._first_lives(nodes, every, slot, live)
+        for node in every:
+            self._replay_lives(node, slot, live)
+        arithmetic.static_lives(slot, held, live)
+        workspace = [trace.operations[index].workspace_bytes for index in operations]
+        for node in every:
+            if any(trace.operations[k].draws for k in node.slot_of):
+                for at in node.slot_of.values():
+                    workspace[at] += self.generator_bytes
+        seconds = [trace.operations[index].seconds for index in operations]
+        return total(arithmetic.base_bytes, made, freed, workspace, operations, replayed, seconds)
+
+    def _node(self, one: TapeRange, depth: int, outer: _Node | None) -> _Node:
+        node = _Node(one, depth, outer)
+        node.inner = [self._node(child, depth + 1, node) for child in sorted(one.inner, key=lambda child: child.start)]
+        covered = {k for child in one.inner for k in range(child.start, child.stop)}
+        storages = self.trace.storages
+        node.saves = [
+            (index, save)
+            for k in range(one.start, one.stop)
+            if k not in covered
+            for index, save in self._saved[k]
+            if one.start <= storages[index].birth
+        ]
+        node.needed, _ = self.slice_of(one)
+        node.externals = self._lent(one)
+        # what a range inside saved of this one's results makes this one's replay start, too
+        sequences = [
+            save.node
+            for k in range(one.start, one.stop)
+            for index, save in self._saved[k]
+            if one.start <= storages[index].birth
+        ]
+        if sequences:
+            node.trigger = self.arithmetic.first_operation_of(max(sequences))
+            node.end_after = self.arithmetic.last_operation_of(min(sequences))
+        return node
+
+    def _lay_out(self, every: list[_Node]) -> tuple[list[int], list[bool], list[int]]:
+        stop = self.arithmetic.forward_stop
+        replays: dict[int, list[_Node]] = {}
+        for node in every:
+            if node.end_after >= 0:
+                replays.setdefault(node.trigger, []).append(node)
+        operations, replayed, slot = list(range(stop)), [False] * stop, list(range(stop))
+        for position in range(stop, len(self.trace.operations)):
+            for node in sorted(replays.get(position, ()), key=lambda node: node.depth):
+                for k in node.needed:
+                    node.slot_of[k] = len(operations)
+                    operations.append(k)
+                    replayed.append(True)
+                node.replay_end = len(operations)
+            slot.append(len(operations))
+            operations.append(position)
+            replayed.append(False)
+        return operations, replayed, slot
+
+    def _end(self, node: _Node, slot: list[int]) -> int:
+        return slot[node.end_after] + 1 if node.end_after >= 0 else node.range.stop
+
+    def _first_lives(self, nodes: list[_Node], every: list[_Node], slot: list[int], live: Live) -> dict[int, int]:
+        """The lives of what the forward makes. Returns until when ranges hold what was there before the step."""
+        trace, arithmetic = self.trace, self.arithmetic
+        outermost: dict[int, int] = {}
+        held: dict[int, int] = {}
+        for node in nodes:
+            outermost.update(dict.fromkeys(range(node.range.start, node.range.stop), node.range.start))
+        for node in every:
+            end = self._end(node, slot)
+            top = outermost[node.range.start]
+            for index in self.slice_of(node.range)[1]:
+                if trace.storages[index].birth < top:
+                    held[index] = max(held.get(index, 0), end)
+            # each drawing call of a range has a generator state of its own, for as long as the range is
+            inner = {k for child in node.range.inner for k in range(child.start, child.stop)}
+            draws = [
+                k for k in range(node.range.start, node.range.stop) if trace.operations[k].draws and k not in inner
+            ]
+            for k in draws:
+                live(self.generator_bytes, k, max(end, k + 1), -1)
+        for birth in range(arithmetic.forward_stop):
+            for index in arithmetic.made_by[birth]:
+                storage = trace.storages[index]
+                end = arithmetic.dropped(index, slot)
+                for save in storage.saved_by:
+                    top = outermost.get(save.operation, -1)
+                    if top < 0 or storage.birth < top or save.position == NO_HOOK:
+                        end = max(end, slot[arithmetic.last_operation_of(save.node)] + 1)
+                live(storage.bytes, birth, max(end, held.get(index, 0)), index)
+        return held
+
+    def _replay_lives(self, node: _Node, slot: list[int], live: Live) -> None:
+        trace, arithmetic = self.trace, self.arithmetic
+        last_read: dict[int, int] = {}
+        for k, at in node.slot_of.items():
+            for index in trace.operations[k].reads:
+                last_read[index] = at
+        own: dict[int, int] = {}
+        for index, save in node.saves:
+            own[index] = max(own.get(index, 0), slot[arithmetic.last_operation_of(save.node)] + 1)
+        for child in _every(node.inner):
+            end = self._end(child, slot)
+            for index in self.slice_of(child.range)[1]:
+                own[index] = max(own.get(index, 0), end)
+            for k in range(child.range.start, child.range.stop):
+                for index, save in self._saved[k]:
+                    if trace.storages[index].birth < child.range.start:
+                        own[index] = max(own.get(index, 0), slot[arithmetic.last_operation_of(save.node)] + 1)
+        for k, first in node.slot_of.items():
+            group_end = node.slot_of[self.group_stop[k] - 1] + 1
+            for index in arithmetic.made_by[k]:
+                drop = trace.storages[index].drop
+                inside = drop is not None and drop - 1 in node.slot_of and drop < self.group_stop[k]
+                end = node.slot_of[drop - 1] + 1 if inside and drop is not None else group_end
+                live(
+                    trace.storages[index].bytes, first, max(end, last_read.get(index, -1) + 1, own.get(index, 0)), index
+                )
+
+
+def _groups(calls: list[int]) -> tuple[list[int], list[int]]:
+    """For each operation where the run of operations of its torch call starts and stops."""
+    starts, stops = list(range(len(calls))), [0] * len(calls)
+    for k in range(1, len(calls)):
+        if calls[k] >= 0 and calls[k] == calls[k - 1]:
+            starts[k] = starts[k - 1]
+    stop = len(calls)
+    for k in range(len(calls) - 1, -1, -1):
+        stops[k] = stop
+        if starts[k] == k:
+            stop = k
+    return starts, stops
+
+
+def _every(nodes: Iterable[_Node]) -> list[_Node]:
+    found = []
+    for node in nodes:
+        found.append(node)
+        found += _every(node.inner)
+    return found
