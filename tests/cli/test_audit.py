@@ -39,6 +39,9 @@ def random():
 
 def no_batch():
     return rt.Step(Net(), None)
+
+def batch_left_out():
+    return rt.Step(Net())
 """
 
 
@@ -128,6 +131,7 @@ OPTIONS = (
         (("step",), "FILE:FACTORY"),
         ((), ""),
         (("{more}:no_batch",), "no batch"),
+        (("{more}:batch_left_out",), "no batch"),
         (("{more}:exact", "--plan", "absent.json"), "absent.json"),
         (("{more}:exact", "--plan", "{more}"), "not a Plan"),
         (("{more}:exact", "--engine", "other"), ""),

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from regrad.core.plan import PeakMoment, Plan, SegmentPlan, one_level
 from regrad.core.text import fold_segments
+from regrad.demo.state_result import COMPARED
 from regrad.report.demo import demo_report
 from regrad.report.text import plan_report
 
@@ -90,6 +91,48 @@ def test_a_plan_says(plan, show):
         assert words in text, text
 
 
+def demo_state_result() -> dict:
+    """The part about the model with state: a planned run that is exact, and one under torch's checkpoint that is not."""
+    row = {f"{what}_identical": True for what in COMPARED} | {
+        "predicted_peak_bytes": 40 * MIB,
+        "measured_peak_bytes": 39 * MIB,
+        "extra_forwards": 4,
+        "replays": 4,
+        "losses": [5.5, 4.25],
+        "first_other_loss_step": None,
+        "first_other_gradients_step": None,
+        "gradient_error_ratio": 0.0,
+        "other_values": [],
+        "values": 24,
+        "bit_identical": True,
+    }
+    counters = [
+        {"name": f"buffer blocks.{i}.router.tokens", "eager_sum": 1_024, "found_sum": 2_048, "counted_twice": True}
+        for i in range(4)
+    ]
+    torchs = {
+        "name": "torch's checkpoint",
+        "predicted_peak_bytes": None,
+        "replays": 0,
+        "gradients_identical": False,
+        "buffers_identical": False,
+        "first_other_gradients_step": 2,
+        "gradient_error_ratio": 0.125,
+        "other_values": counters,
+        "bit_identical": False,
+    }
+    return {
+        "model": "mixture of experts",
+        "parameters": 2_000_000,
+        "steps": 2,
+        "budget": "60%",
+        "budget_bytes": 41 * MIB,
+        "torch_bit_identical": False,
+        "torch_assumption": "torch documents what it assumes.",
+        "rows": [row | {"name": "eager"}, row | {"name": "planned"}, row | torchs],
+    }
+
+
 def demo_result(plan: Plan, *, equal: bool = True) -> dict:
     row = {
         "predicted_peak_bytes": 90 * MIB,
@@ -127,6 +170,7 @@ def demo_result(plan: Plan, *, equal: bool = True) -> dict:
         "budget_bytes": plan.budget_bytes,
         "rows": [row | {"name": name} for name in ("eager", "every block", "planned")],
         "limits": {"kind": "RLIMIT_DATA", "unavailable": "", "steps": 5, "children": [child]},
+        "stateful": demo_state_result(),
         "failures": [] if equal else ["the runs are not bit-identical"],
         "seconds": 100.0,
     }
@@ -137,6 +181,21 @@ def test_the_demo_says(plan):
     for words in ("every block", "89.0 MiB", "1.25x", "12", "out of memory", "forward blocks.3", "all as it should be"):
         assert words in text, text
     assert "…" not in text  # nothing is cut off at 80 columns
+
+
+def test_the_demo_says_what_became_of_the_state(plan):
+    text = drawn(demo_report(demo_result(plan)))
+    for words in (
+        "mixture of experts, 2,000,000 parameters",
+        "under torch's checkpoint:",
+        "other gradients from step 2 on, there by 12.50% of their norm",
+        "other values in 4 of 24 buffers and attributes",
+        "twice: buffer blocks.*.router.tokens (4)",
+        "2,048, in the eager run 1,024",
+        "torch documents what it assumes.",
+    ):
+        assert words in text, text
+    assert "other losses" not in text
 
 
 def test_the_demo_says_what_failed(plan):

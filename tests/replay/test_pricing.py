@@ -7,6 +7,7 @@ import pytest
 from regrad.core.errors import UsageError
 from regrad.core.state import LogEntry, Moves, SharedLogPrice
 from regrad.replay import Accounting, Eager, Guarded, Journal, ReadSet, Snapshot, price, variables
+from regrad.replay.log import AccessLog, SegmentLog
 from regrad.replay.machine.step import Step
 from regrad.verify.faults import FINAL_STORAGE
 from regrad.verify.programs import random_job
@@ -82,6 +83,45 @@ def test_variables_hold_every_entry_once():
     job = JOBS[0]
     entries = [entry for variable in variables(job.log) for entry in variable.entries]
     assert sorted(map(str, entries)) == sorted(map(str, price(job.log, Journal()).shared.entries))
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)))
+def test_variables_say_who_touches_them(number):
+    log = JOBS[number].log
+    touched = {(variable.name, i) for variable in variables(log) for i in variable.touching}
+    accesses = {(one.where.storage, i) for i, part in enumerate(log.segments) for one in (*part.reads, *part.writes)}
+    written = {variable.name for variable in variables(log)}
+    assert touched == {(name, i) for name, i in accesses if name in written}
+    # a segment that only reads needs the state back for its replay too
+    assert all(variable.cost(i, ReadSet().label) for variable in variables(log) for i in variable.touching)
+    assert all(
+        variable.cost(i, ReadSet().label) is None for variable in variables(log) for i in (-1, len(log.segments))
+    )
+
+
+def alone(log, storage):
+    """``log`` as if its step had no state but ``storage``."""
+    segments = []
+    for one in log.segments:
+        kept = [access for access in one.accesses if hasattr(access, "where") and access.where.storage == storage]
+        segments.append(SegmentLog(one.name, tuple(kept)))
+    return AccessLog(((storage, dict(log.storages)[storage]),), (), tuple(segments))
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)))
+def test_read_sets_of_the_storages_add_up_to_the_engine_s(number):
+    """What the engine charges a segment is the sum over its storages, and the generators."""
+    log = JOBS[number].log
+    parts = {name: price(alone(log, name), ReadSet()).costs for name, _ in log.storages}
+    for variable in variables(log):
+        assert variable.costs == tuple(parts[variable.name][i] for i in variable.touched_by)
+    for told in price(log, ReadSet()).costs:
+        costs = [part[told.segment] for part in parts.values()]
+        generators = log.generator_bytes(log.segments[told.segment].generators)
+        assert sum(cost.retained_bytes for cost in costs) + generators == told.retained_bytes
+        assert sum(cost.transient_bytes for cost in costs) + generators == told.transient_bytes
+        assert sum((cost.forward for cost in costs), Moves()) == told.forward
+        assert sum((cost.backward for cost in costs), Moves()) == told.backward
 
 
 def log_of(versions, buffer, share):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import regrad.torch as rt
+from regrad.torch.watch import matches
 
 
 def names(model: nn.Module, batch: Any, **settings: Any) -> dict[str, str]:
@@ -51,6 +52,16 @@ def test_blocks_deep_inside_nested_containers() -> None:
 def test_a_pattern_replaces_the_search() -> None:
     found = names(models.GPT(blocks=4), models.gpt_batch(), segments="blocks.*.up")
     assert list(found) == [f"blocks.{i}.up" for i in range(4)]
+
+
+def test_the_model_itself_matches_no_pattern() -> None:
+    assert not matches("", "*")
+    assert not matches("", "")
+    assert matches("blocks", "*")
+    assert not matches("blocks.0", "*")
+    assert "" not in names(
+        nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), torch.randn(4, 16), loss=scalar, segments="*"
+    )
 
 
 def test_every_call_of_a_shared_module_is_a_segment_of_its_own() -> None:

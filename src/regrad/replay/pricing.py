@@ -6,18 +6,18 @@ do not belong to one segment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from regrad.core.errors import UsageError
-from regrad.core.state import LogEntry, Moves, SharedLogPrice, StateCost, StateVariable
+from regrad.core.state import READ_SET, LogEntry, Moves, SharedLogPrice, StateCost, StateVariable
 from regrad.replay.engines.eager import Eager
 from regrad.replay.engines.guarded import DIGEST_BYTES, Guarded
 from regrad.replay.engines.journal import Accounting, Journal
 from regrad.replay.engines.read_set import ReadSet
 from regrad.replay.engines.snapshot import Snapshot
 from regrad.replay.frame import HEADER_BYTES
-from regrad.replay.log import Access, AccessLog, Read, SegmentLog, Write
+from regrad.replay.log import Access, AccessLog, Draw, Read, SegmentLog, Write
 from regrad.replay.ranges import RangeSet
 from regrad.replay.retention import Engine
 
@@ -60,13 +60,31 @@ def price(log: AccessLog, engine: Engine, *, activations: tuple[int, ...] = ()) 
 
 
 def variables(log: AccessLog) -> tuple[StateVariable, ...]:
-    """The storages of ``log`` that are written, with the entries that a shared log would hold, for ``Problem.states``."""
+    """The storages of ``log`` that are written, for ``Problem.states``: the entries that a shared log would hold, who
+    touches them, and what a read set takes of each. Generators are no variables: their states belong to no storage."""
     entries = [entry for index in range(len(log.segments)) for entry in log_entries(log, index)]
     sizes = dict(log.storages)
     written = dict.fromkeys(entry.state for entry in entries)
     return tuple(
-        StateVariable(name, sizes[name], tuple(e for e in entries if e.state == name), log.live_versions(name))
+        StateVariable(
+            name,
+            sizes[name],
+            tuple(entry for entry in entries if entry.state == name),
+            log.live_versions(name),
+            touched_by=touched_by,
+            costs=tuple(_read_set_of(log.segments[i], i, READ_SET, name) for i in touched_by),
+        )
         for name in written
+        for touched_by in [_touching(log, name)]
+    )
+
+
+def _touching(log: AccessLog, storage: str) -> tuple[int, ...]:
+    """The segments that read or write ``storage``."""
+    return tuple(
+        index
+        for index, one in enumerate(log.segments)
+        if any(not isinstance(access, Draw) and access.where.storage == storage for access in one.accesses)
     )
 
 
@@ -96,12 +114,12 @@ def _snapshot(log: AccessLog, segment: int, label: str) -> StateCost:
     )
 
 
-def _read_pieces(log: SegmentLog) -> tuple[int, int]:
-    """Bytes and pieces that a read set takes: a piece for each new stretch that one operand reads."""
+def _read_pieces(log: SegmentLog, storage: str | None) -> tuple[int, int]:
+    """Bytes and pieces that a read set takes (of one storage): a piece for each new stretch that one operand reads."""
     known, count, pieces = RangeSet(), 0, 0
     for _, group in groupby(log.accesses, key=_operand):
         batch = list(group)
-        read = RangeSet(one.where for one in batch if isinstance(one, Read))
+        read = RangeSet(one.where for one in batch if isinstance(one, Read) and storage in (None, one.where.storage))
         known.update(one.where for one in batch if isinstance(one, Write))
         for where in read:
             for part in known.add(where):
@@ -115,14 +133,25 @@ def _operand(access: Access) -> tuple[str, int, int]:
 
 def _read_set(log: AccessLog, segment: int, label: str) -> StateCost:
     one = log.segments[segment]
-    count, pieces = _read_pieces(one)
     generators = _own_generators(log, one)
-    touched = RangeSet([*one.read_at_entry(), *one.written()]).nbytes
+    cost = _read_set_of(one, segment, label)
+    return replace(
+        cost,
+        retained_bytes=cost.retained_bytes + generators,
+        transient_bytes=cost.transient_bytes + generators,
+    )
+
+
+def _read_set_of(one: SegmentLog, segment: int, label: str, storage: str | None = None) -> StateCost:
+    """What a read set charges a segment for one storage, or for all of them, without generators."""
+    count, pieces = _read_pieces(one, storage)
+    needed = [where for where in (*one.read_at_entry(), *one.written()) if storage in (None, where.storage)]
+    touched = RangeSet(needed).nbytes
     return StateCost(
         segment,
         label,
-        retained_bytes=count + HEADER_BYTES * pieces + generators,
-        transient_bytes=touched + generators,
+        retained_bytes=count + HEADER_BYTES * pieces,
+        transient_bytes=touched,
         forward=Moves(count, 0),
         backward=Moves(touched, count + touched),
     )

@@ -22,7 +22,7 @@ Figures = tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...]
 
 def demo_report(result: Mapping[str, Any]) -> RenderableType:
     """What was trained, one column for each way to train it, what became of the runs under a real limit, and the same
-    for the model with state, where the result has one."""
+    for the model with state."""
     budget = f"{format_bytes(result['budget_bytes'])} ({result['budget']}; {result['budget_bytes']:,} bytes)"
     facts = (
         (
@@ -34,8 +34,7 @@ def demo_report(result: Mapping[str, Any]) -> RenderableType:
         ("steps", f"{result['steps']} of each run"),
     )
     parts: list[RenderableType] = [facts_table(facts), _runs(result["rows"]), _limits(result["limits"])]
-    if "stateful" in result:
-        parts.append(demo_state_report(result["stateful"]))
+    parts.append(demo_state_report(result["stateful"]))
     if result["failures"]:
         parts += [Text(f"not as it should be: {line}", style="bold red") for line in result["failures"]]
     else:

@@ -22,7 +22,7 @@ class Step:
 
     model       any ``nn.Module`` with at least one parameter that requires a gradient
     batch       what the model is called with: a mapping as ``model(**batch)``, a tuple or list as ``model(*batch)``,
-                anything else as ``model(batch)``
+                anything else as ``model(batch)``; it may be left out where ``loss`` brings its own
     loss        ``loss(model, batch) -> scalar tensor``; without it the model's result or its ``.loss`` must be scalar
     optimizer   its memory counts, and :meth:`__call__` steps it
     make_batch  ``make_batch(batch_size, sequence_length=None) -> batch``, for searches over the batch
@@ -33,7 +33,7 @@ class Step:
     """
 
     model: nn.Module
-    batch: Any
+    batch: Any = None
     loss: Callable[[nn.Module, Any], torch.Tensor] | None = None
     optimizer: torch.optim.Optimizer | None = None
     make_batch: Callable[..., Any] | None = None
@@ -74,9 +74,14 @@ class Step:
     def compute_loss(self) -> torch.Tensor:
         """The loss of one forward pass, a scalar that has a gradient.
 
-        Raises :class:`InvalidSubject` if it is no such thing. What the model itself raises is marked as the user's and
-        passed on.
+        Raises :class:`InvalidSubject` if it is no such thing, or if there is neither a batch nor a ``loss``. What the
+        model itself raises is marked as the user's and passed on.
         """
+        if self.batch is None and self.loss is None:
+            raise InvalidSubject(
+                f"there is no batch to run {type(self.model).__name__} on: give Step(model, batch), or loss=... that "
+                "brings its own."
+            )
         try:
             result = self.loss(self.model, self.batch) if self.loss is not None else self._forward()
         except Exception as error:

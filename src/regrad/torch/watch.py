@@ -59,9 +59,9 @@ def find_candidates(model: nn.Module, trace: Trace, pattern: str | None = None) 
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a dotted module name matches a glob, part by part."""
+    """Whether a dotted module name matches a glob, part by part. The model itself (``""``) matches none."""
     parts, globs = name.split("."), pattern.split(".")
-    return len(parts) == len(globs) and all(map(fnmatch.fnmatchcase, parts, globs))
+    return bool(name) and len(parts) == len(globs) and all(map(fnmatch.fnmatchcase, parts, globs))
 
 
 def _ancestors(trace: Trace, call: int) -> set[int]:

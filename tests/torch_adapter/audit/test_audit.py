@@ -347,7 +347,7 @@ def test_a_world_that_is_not_put_back_is_noticed(monkeypatch):
 
 def test_the_whole_model_is_no_segment():
     found = rt.audit(blocks.Net(blocks.Counter()), BATCH, segments="*", compare_torch=False)
-    assert [(row.recomputed, row.replays) for row in found.segments] == [(False, 0)]
+    assert [(row.name, row.recomputed, row.replays) for row in found.segments] == [("first", True, 0)]
     assert "nothing was recomputed" in str(found)
 
 

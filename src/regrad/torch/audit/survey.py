@@ -19,7 +19,7 @@ from regrad.torch.audit.world import World, digest_of, generators
 from regrad.torch.regions import ambient
 from regrad.torch.regions.discover import boxes as bx
 from regrad.torch.regions.discover import sources
-from regrad.torch.regions.entry import _plain_array, version_of
+from regrad.torch.regions.entry import plain_array, version_of
 from regrad.torch.regions.watch import storage_key
 
 Key = tuple[str, str]
@@ -137,7 +137,7 @@ class Surveyor:
         self._rest = [
             ((f"array {names.paths.get(id(one), 'without a name')}", VALUE), partial(_array_digest, one))
             for one in found.arrays
-            if _plain_array(one)
+            if plain_array(one)
         ]
         self._rest += [
             ((generator_slot(one, names.paths), VALUE), partial(_generator_digest, one)) for one in generators(found)
@@ -241,10 +241,10 @@ def _generator_digest(source: sources.Source) -> str:
 
 def ambient_table() -> Table:
     """The modes of the process."""
-    values = {word: repr(get()) for word, get, _ in ambient._SWITCHES}
+    values = {word: repr(get()) for word, get, _ in ambient.SWITCHES}
     values["grad mode"] = repr(torch.is_grad_enabled())
-    values["deterministic algorithms"] = repr(ambient._deterministic())
-    for device, state in zip(ambient._DEVICES, ambient._autocast(), strict=True):
+    values["deterministic algorithms"] = repr(ambient.deterministic())
+    for device, state in zip(ambient.DEVICES, ambient.autocast(), strict=True):
         values[f"autocast on {device}"] = repr(state)
     return {(word, VALUE): value for word, value in values.items()}
 

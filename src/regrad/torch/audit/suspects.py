@@ -14,7 +14,7 @@ from regrad.torch.audit.world import digest_of, generators
 from regrad.torch.regions import ambient
 from regrad.torch.regions.discover import boxes as bx
 from regrad.torch.regions.discover import sources
-from regrad.torch.regions.entry import _plain_array
+from regrad.torch.regions.entry import plain_array
 
 MOST = 64
 _GRADIENT = "gradient of "
@@ -58,11 +58,11 @@ def suspects(surveyor: Surveyor, slots: list[str]) -> list[Suspect]:
     for source in generators(world.found):
         looks[generator_slot(source, names.paths)] = partial(_generator, source)
     for array in world.found.arrays:
-        if _plain_array(array):
+        if plain_array(array):
             looks[f"array {names.paths.get(id(array), 'without a name')}"] = array.tobytes
-    for word, get, _ in ambient._SWITCHES:
+    for word, get, _ in ambient.SWITCHES:
         looks[word] = get
-    for index, device in enumerate(ambient._DEVICES):
+    for index, device in enumerate(ambient.DEVICES):
         looks[f"autocast on {device}"] = partial(_autocast, index)
     looks["grad mode"] = torch.is_grad_enabled
     for slot, tensor in names.tensors:
@@ -81,7 +81,7 @@ def _generator(source: sources.Source) -> str:
 
 
 def _autocast(index: int) -> Any:
-    return ambient._autocast()[index]
+    return ambient.autocast()[index]
 
 
 def _all(places: list[Callable[[], Any]]) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from regrad.torch.regions.discover.names import Reach
 from regrad.torch.regions.discover.tensors import set_versions
 from regrad.torch.regions.discover.walk import Found, walk
 from regrad.torch.regions.effects import file_position, position
-from regrad.torch.regions.entry import _fill, _plain_array, version_of
+from regrad.torch.regions.entry import fill, plain_array, version_of
 from regrad.torch.regions.watch import storage_key
 from regrad.torch.step import Step
 
@@ -119,14 +119,14 @@ class World:
         self.versioned = [one.tensor for one in self.tensors if version_of(one.tensor) >= 0]
         self.versions = [version_of(tensor) for tensor in self.versioned]
         self.hooks = [(table, bx.ORDERED.take(table)) for table in hook_tables(step)]
-        self.arrays = [(array, array.tobytes()) for array in found.arrays if _plain_array(array)]
+        self.arrays = [(array, array.tobytes()) for array in found.arrays if plain_array(array)]
         self.generators = [(source, source.get()) for source in generators(found)]
         self.iterators = [(one, position(one)) for one in found.iterators]
         self.files = [(one, file_position(one)) for one in found.files]
         self.caches = [(one, one.cache_info()) for one in found.caches]
-        self.switches = [get() for get in ambient._GETTERS]
+        self.switches = [get() for get in ambient.GETTERS]
         self.grad_mode = torch.is_grad_enabled()
-        self.autocast = ambient._autocast()
+        self.autocast = ambient.autocast()
 
     @property
     def copied_bytes(self) -> int:
@@ -163,15 +163,15 @@ class World:
                     alias.copy_(copy)
         for array, data in self.arrays:
             if array.tobytes() != data:
-                _fill(array, data)
+                fill(array, data)
         for source, state in self.generators:
             source.bring(state)
         set_versions(self.versioned, self.versions)
-        for (_, get, put), wanted in zip(ambient._SWITCHES, self.switches, strict=True):
+        for (_, get, put), wanted in zip(ambient.SWITCHES, self.switches, strict=True):
             if get() != wanted:
                 put(wanted)
         torch.set_grad_enabled(self.grad_mode)
-        for device, (enabled, dtype) in zip(ambient._DEVICES, self.autocast, strict=True):
+        for device, (enabled, dtype) in zip(ambient.DEVICES, self.autocast, strict=True):
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
         return self._lost()

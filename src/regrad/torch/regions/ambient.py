@@ -12,7 +12,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 from torch.utils import _python_dispatch as dispatch
 
 _C: Any = torch._C
-_DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
 
 
 def _switches() -> list[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
@@ -37,8 +37,9 @@ def _switches() -> list[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
     return pairs
 
 
-_SWITCHES = _switches()
-_GETTERS = tuple(get for _, get, _ in _SWITCHES)
+SWITCHES = _switches()
+"""Settings of torch: a word, what reads it, what sets it."""
+GETTERS = tuple(get for _, get, _ in SWITCHES)
 
 
 class Ambient:
@@ -47,9 +48,9 @@ class Ambient:
     __slots__ = ("autocast", "context", "deterministic", "dispatch_modes", "function_modes", "switches")
 
     def __init__(self) -> None:
-        self.switches = tuple([get() for get in _GETTERS])
-        self.deterministic = _deterministic()
-        self.autocast = _autocast()
+        self.switches = tuple([get() for get in GETTERS])
+        self.deterministic = deterministic()
+        self.autocast = autocast()
         self.context = contextvars.copy_context()
         self.function_modes = tuple(_get_current_function_mode_stack())
         self.dispatch_modes: tuple[Any, ...] = ()
@@ -73,41 +74,45 @@ class Ambient:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for (_, get, put), wanted in zip(_SWITCHES, self.switches, strict=True):
+            for (_, get, put), wanted in zip(SWITCHES, self.switches, strict=True):
                 now = get()
                 if now != wanted:
                     put(wanted)
                     stack.callback(put, now)
-            if _deterministic() != self.deterministic:
-                stack.callback(_set_deterministic, _deterministic())
-                _set_deterministic(self.deterministic)
+            if deterministic() != self.deterministic:
+                stack.callback(set_deterministic, deterministic())
+                set_deterministic(self.deterministic)
             self._enter_autocast(stack)
-            stack.enter_context(_function_modes(self.function_modes))
-            stack.enter_context(_dispatch_modes(self.dispatch_modes))
+            stack.enter_context(function_modes(self.function_modes))
+            stack.enter_context(dispatch_modes(self.dispatch_modes))
             stack.enter_context(torch.enable_grad())
             yield
 
     def _enter_autocast(self, stack: ExitStack) -> None:
         """The cache of low-precision weights stays off: a weight cast in a replay must not serve the user's forward."""
-        for (enabled, dtype), now, device in zip(self.autocast, _autocast(), _DEVICES, strict=True):
+        for (enabled, dtype), now, device in zip(self.autocast, autocast(), DEVICES, strict=True):
             if enabled or now[0]:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
 
 
-def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
-    return tuple([(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES])
+def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    """Whether autocast is on and to which type, for each of ``DEVICES``."""
+    return tuple([(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES])
 
 
-def _deterministic() -> tuple[bool, bool]:
+def deterministic() -> tuple[bool, bool]:
+    """Whether deterministic algorithms are asked for, and whether only with a warning."""
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _set_deterministic(wanted: tuple[bool, bool]) -> None:
+def set_deterministic(wanted: tuple[bool, bool]) -> None:
+    """Ask for what :func:`deterministic` gave."""
     torch.use_deterministic_algorithms(wanted[0], warn_only=wanted[1])
 
 
 @contextmanager
-def _function_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
+def function_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
+    """Exactly these function modes, in place of those that are active."""
     now = tuple(_get_current_function_mode_stack())
     if len(now) == len(wanted) and all(a is b for a, b in zip(now, wanted, strict=True)):
         yield
@@ -126,7 +131,8 @@ def _function_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
 
 
 @contextmanager
-def _dispatch_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
+def dispatch_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
+    """Exactly these dispatch modes, in place of those that are active."""
     now = tuple(dispatch._get_current_dispatch_mode_stack()) if _C._len_torch_dispatch_stack() else ()
     if len(now) == len(wanted) and all(a is b for a, b in zip(now, wanted, strict=True)):
         yield
@@ -154,3 +160,9 @@ def unseen() -> Iterator[None]:
 def modes_active() -> bool:
     """Whether some mode would see an operation now."""
     return bool(_C._len_torch_dispatch_stack() or _C._len_torch_function_stack())
+
+
+# Names that src/regrad/torch/tape/setting.py still imports.
+_DEVICES, _GETTERS, _SWITCHES = DEVICES, GETTERS, SWITCHES
+_autocast, _deterministic, _set_deterministic = autocast, deterministic, set_deterministic
+_dispatch_modes, _function_modes = dispatch_modes, function_modes

@@ -21,7 +21,7 @@ from regrad.torch.regions.effects import file_position, position
 from regrad.torch.regions.guard import digest
 from regrad.torch.regions.kept import Kept
 from regrad.torch.regions.old import Old
-from regrad.torch.regions.watch import storage_key
+from regrad.torch.regions.watch import Versions, storage_key
 
 _PEEK = sources.NumpyPeek()
 _COPIED_ITERATORS = ("list_iterator", "tuple_iterator", "range_iterator", "str_ascii_iterator", "count", "repeat")
@@ -81,7 +81,7 @@ class Entry:
         self.computed += [(tensor, version_of(tensor)) for tensor in found.tensors if not tensor.is_leaf]
         self._tensors(found.tensors)
         if not self.large_only:
-            self.arrays += [(one, Kept(one.tobytes(), one.nbytes)) for one in found.arrays if _plain_array(one)]
+            self.arrays += [(one, Kept(one.tobytes(), one.nbytes)) for one in found.arrays if plain_array(one)]
 
     def _tensors(self, tensors: list[torch.Tensor]) -> None:
         bases = self._bases
@@ -214,7 +214,7 @@ def _copied(iterator: Any) -> Any:
     return copy.copy(iterator) if type(iterator).__name__ in _COPIED_ITERATORS else None
 
 
-def _plain_array(array: Any) -> bool:
+def plain_array(array: Any) -> bool:
     return bool(array.flags.writeable and not array.dtype.hasobject)
 
 
@@ -231,6 +231,7 @@ class Swap:
         self.generators = [source.get() for source, _ in entry.generators]
         self.redo: list[tuple[Old, torch.Tensor]] = []
         self.written: dict[int, list[Old]] = {}
+        self.hidden: Versions | None = None
         tensors = [one for one, _, _ in entry.exact] + entry.watched
         self.versioned, self.versions = tensors, [version_of(tensor) for tensor in tensors]
         if -1 in self.versions:
@@ -270,7 +271,7 @@ class Swap:
                 current.write(kept)
         for (array, kept), now in zip(entry.arrays, self.arrays, strict=True):
             if now != kept.data:
-                _fill(array, kept.data)
+                fill(array, kept.data)
         for key in dict.fromkeys([*(key for key in entry.keys if key is not None), *entry.hidden]):
             for old in reversed(entry.reads[key]) if key in entry.reads else log.since(entry.epoch, key):
                 self.redo.append((old, old.now()))
@@ -364,10 +365,12 @@ class Swap:
     def _arrays_back(self) -> None:
         for (array, _), data in zip(self.entry.arrays, self.arrays, strict=True):
             if array.tobytes() != data:
-                _fill(array, data)
+                fill(array, data)
 
     def _versions_back(self) -> None:
         set_versions(self.versioned, self.versions)
+        if self.hidden is not None:
+            self.hidden.back()
 
 
 def _attempt(step: Callable[[], None], errors: list[BaseException]) -> None:
@@ -377,7 +380,7 @@ def _attempt(step: Callable[[], None], errors: list[BaseException]) -> None:
         errors.append(error)
 
 
-def _fill(array: Any, data: bytes) -> None:
+def fill(array: Any, data: bytes) -> None:
     numpy = sys.modules["numpy"]
     array[...] = numpy.frombuffer(data, dtype=array.dtype).reshape(array.shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -140,7 +141,7 @@ class Forward:
             return None
         hot = [key for key in self.entry.keys if key in region.engines]
         pieces = any(region.engines.get(key) in (JOURNAL, READ_SET) for key in hot)
-        if not (self.learning or pieces or region.writes_data):
+        if not (self.learning or pieces or region.writes_data or self.entry.hidden):
             return None
         wanted = self.settings.engine
         self.call.pieces = pieces
@@ -149,7 +150,7 @@ class Forward:
             snapshot=wanted == "snapshot",
             read_set=wanted == "read_set",
             seen=isinstance(state, StateSpec) and region.calls == 1,
-            wanted=(lambda key: log.reached_before(self.entry.epoch, key)) if self.log_only else None,
+            wanted=functools.partial(_wants, self.entry, self.log_only),
         )
 
     def _copy(self) -> None:
@@ -298,6 +299,7 @@ class Forward:
         pieces = touched.get(key, [])
         if self.settings.engine == READ_SET and self.watch is not None and pieces:
             entry.reads[key] = self.watch.reads.get(key, [])
+            self.call.pieces = True  # what is restored is less than what the replay writes: that is to be undone too
         if pieces and key not in self.logged:
             for piece in pieces:
                 log.add(entry.epoch, key, piece)
@@ -322,6 +324,13 @@ class Forward:
                     written.add(key)
         if self.watch is not None and self.watch.generators:
             region.hide_generators(entry.add_generators(self.watch.generators))
+
+
+def _wants(entry: Entry, log_only: bool, storage: int) -> bool:
+    """Whether a call copies what is written to ``storage``: hidden state that is known has been copied whole."""
+    if storage in entry.hidden:
+        return False
+    return not log_only or log.reached_before(entry.epoch, storage)
 
 
 def _modes() -> tuple[Any, ...]:

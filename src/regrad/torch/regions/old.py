@@ -58,7 +58,7 @@ class Old:
 
     def covers(self, other: Old) -> bool:
         """Whether every byte of ``other`` is surely among those of this piece."""
-        if self.rows is not None or other.rows is not None:
+        if self.rows is not None:
             return False
         return self.geometry is None or self.geometry == other.geometry
 

@@ -16,7 +16,7 @@ from regrad.torch.regions.cut import Cutter
 from regrad.torch.regions.entry import Swap
 from regrad.torch.regions.frames import LOCAL, LOCK, Frame
 from regrad.torch.regions.guard import digest, is_workspace, output_tensors
-from regrad.torch.regions.watch import Quiet, Watch
+from regrad.torch.regions.watch import Quiet, Versions, Watch
 
 _CAUSE = (
     "The region consumed something outside its state (time, operating-system entropy, state reached by a name made at "
@@ -66,6 +66,9 @@ def _replay(call: Call) -> None:
 def _body(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], collected: Collected, swap: Swap) -> Any:
     with ExitStack() as stack:
         stack.enter_context(saved_tensors_hooks(collected.pack, _unpack))
+        if call.entry.hidden and (call.watched or call.contexts is not None):
+            swap.hidden = Versions(call.entry.hidden)
+            stack.enter_context(swap.hidden)
         if call.contexts is not None:
             stack.enter_context(call.contexts)
         if call.draws is not None:

@@ -6,7 +6,7 @@ operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regrad.torch.regions.discover.sources import Source, source_of
-from regrad.torch.regions.discover.tensors import SMALL_BYTES
+from regrad.torch.regions.discover.tensors import SMALL_BYTES, set_versions
 from regrad.torch.regions.old import Old, rows_written
 
 # Arguments of these names are written although no schema says so: batch norm's running statistics.
@@ -34,7 +34,25 @@ def writes_of(operation: Any) -> tuple[tuple[int, str], ...]:
     return tuple(found)
 
 
-_WRITE_ONLY = ("aten::copy_", "aten::fill_", "aten::zero_")
+_OVERWRITES = ("copy_", "fill_", "zero_", "index_copy_", "index_fill_", "masked_fill_")
+_PUTS = ("index_put_", "_index_put_impl_")
+
+
+def only_overwrites(operation: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation replaces elements of its first argument and reads none of them."""
+    name = operation._schema.name.partition("::")[2]
+    if name in _PUTS:
+        return not (args[3] if len(args) > 3 else kwargs.get("accumulate", False))
+    return name in _OVERWRITES
+
+
+def written_by(operation: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a call of ``operation`` is about to write."""
+    for position, name in writes_of(operation):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                yield tensor
 
 
 @cache
@@ -67,6 +85,34 @@ class Quiet(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
+
+
+class Versions(Quiet):
+    """Notes the version counters of some storages before their first write in a replay.
+
+    A replay writes state that the walk did not find through tensors that nobody knows beforehand; their counters, which
+    autograd compares with what it saved, are put back by :meth:`back`.
+    """
+
+    def __init__(self, storages: Collection[int]) -> None:
+        super().__init__()
+        self._storages = storages
+        self._noted: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "_schema", None) is not None:
+            for tensor in written_by(func, args, kwargs):
+                if storage_key(tensor) in self._storages and not tensor.is_inference():
+                    counted = tensor._base if tensor._base is not None else tensor  # views share the counter
+                    self._noted.setdefault(id(counted), (counted, tensor._version))
+        return func(*args, **kwargs)
+
+    def back(self) -> None:
+        """Put the counters back; where two tensors share one, what was noted first was noted before any write."""
+        noted = list(reversed(self._noted.values()))
+        set_versions([tensor for tensor, _ in noted], [version for _, version in noted])
+        self._noted.clear()
 
 
 class Watch(Quiet):
@@ -104,22 +150,18 @@ class Watch(Quiet):
         if getattr(func, "_schema", None) is None:
             return func(*args, **kwargs)
         self.operations.append(func)
-        for position, name in writes_of(func):
-            value = args[position] if position < len(args) else kwargs.get(name)
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    self._before_write(tensor, func, args)
+        for tensor in written_by(func, args, kwargs):
+            self._before_write(tensor, func, args)
         if draws(func):
             self._before_draw(kwargs.get("generator"))
         given = set()
         reads = self._read_set and not is_view(func)
-        unread = id(args[0]) if reads and args and func._schema.name in _WRITE_ONLY else 0
-        for leaf in pytree.tree_leaves((args, kwargs)):
+        for position, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
             key = storage_key(leaf)
             if key is not None:
                 given.add(key)
-                if reads and key not in self._created and id(leaf) != unread:
-                    self._before_read(key, leaf)
+                if reads and key not in self._created:
+                    self._before_read(key, leaf, func, args, kwargs, first=position == 0 and leaf is args[0])
         if self.seen is not None:
             self.seen |= given - self._created
         out = func(*args, **kwargs)
@@ -147,12 +189,21 @@ class Watch(Quiet):
         elif not any(one.covers(piece) for one in pieces):
             pieces.append(piece)
 
-    def _before_read(self, key: int, tensor: torch.Tensor) -> None:
-        if has_memory(tensor) and tensor.untyped_storage().nbytes() > SMALL_BYTES and not tensor.requires_grad:
-            pieces = self.reads.setdefault(key, [])
-            piece = Old(tensor, lazy=True)
-            if not any(one.covers(piece) for one in pieces):
-                pieces.append(piece.fill())
+    def _before_read(self, key: int, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any, *, first: bool) -> None:
+        if not has_memory(tensor) or tensor.untyped_storage().nbytes() <= SMALL_BYTES or tensor.requires_grad:
+            return
+        pieces = self.reads.setdefault(key, [])
+        if first and writes_of(func):
+            if only_overwrites(func, args, kwargs):
+                return
+            rows = rows_written(tensor, func, args)  # of what it adds into, an operation reads no other rows
+            if rows is not None:
+                if not any(one.covers(rows) for one in pieces):
+                    pieces.append(rows)
+                return
+        piece = Old(tensor, lazy=True)
+        if not any(one.covers(piece) for one in pieces):
+            pieces.append(piece.fill())
 
     def _before_draw(self, generator: Any) -> None:
         if generator is not None and id(generator) not in self.generators:
