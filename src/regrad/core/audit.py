@@ -109,6 +109,7 @@ class Audit:
     engine     what ran the recomputed calls
     steps      training steps that each run did
     runs       how often the step was run for the audit, all kinds together
+    range_replays                    how often ranges of torch calls were replayed
     moments, slots, compared_bytes   how many moments were compared, how many slots at the last one, and their bytes
     """
 
@@ -126,6 +127,7 @@ class Audit:
     slots: int
     compared_bytes: int
     notes: tuple[str, ...] = ()
+    range_replays: int = 0
 
     @property
     def exact(self) -> bool:
@@ -134,8 +136,9 @@ class Audit:
 
     @property
     def replays(self) -> int:
-        """How often bodies of segments ran again: an audit with none of them proves nothing about recomputation."""
-        return sum(segment.replays for segment in self.segments)
+        """How often bodies of segments, or ranges of torch calls, ran again: an audit with none of them proves nothing
+        about recomputation."""
+        return sum(segment.replays for segment in self.segments) + self.range_replays
 
     def raise_if_diverged(self) -> Audit:
         """Return this audit if it is EXACT. Raises :class:`AuditDiverged` or :class:`AuditUnsupported` otherwise."""

@@ -14,6 +14,7 @@ operations, Chen et al. 2016 for spans. A heuristic: no bound but that of keepin
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from bisect import bisect_left
@@ -22,8 +23,8 @@ from dataclasses import dataclass, field
 
 from regrad.core.simulate_tape import TapeArithmetic, TapeRange
 from regrad.core.simulate_trace import Levels
+from regrad.planners._tape_moves import Moves, Ranges
 
-Ranges = tuple[TapeRange, ...]
 Blocks = list[tuple[int, int]]
 
 _SWEEP = 12
@@ -31,6 +32,10 @@ _LONGEST = 2.0
 """Ranges of one level are at most this many blocks long (at least ``_LEAST`` calls)."""
 _LEAST = 24
 _MOST_CALLS = 160
+_MOST_PRICED = 50_000
+_HEAT, _PENALTY, _ABOVE, _MOST_TRIES = 0.05, 20.0, 1.15, 20_000
+"""Annealing: the first temperature in shares of the added seconds, the price of a budget's overrun, how far above the
+budget a start may lie, and the most tries a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class TapeSearch:
     blocks: Blocks
     problem: Callable[[int, int], str]
     seed: int = 0
-    limit_seconds: float = 1.5
+    limit_seconds: float = 3.0
     _priced: dict[Ranges, Priced] = field(default_factory=dict)
     _stretches: dict[tuple[int, ...], _Stretch | None] = field(default_factory=dict)
     _kinds: list[int] = field(default_factory=list)
@@ -82,6 +87,8 @@ class TapeSearch:
         key = tuple(sorted(ranges, key=lambda one: one.start))
         found = self._priced.get(key)
         if found is None:
+            if len(self._priced) > _MOST_PRICED:
+                self._priced.clear()
             levels = self.tape.levels(key)
             found = self._priced[key] = Priced(key, levels.peak_bytes, levels.added_seconds)
         return found
@@ -269,53 +276,49 @@ class TapeSearch:
         return found
 
     def _improved(self, start: Priced, budget_bytes: int) -> Priced:
-        """Local search: drop, shrink, grow, split and move ranges while the plan fits and gets faster."""
-        chooser = random.Random(self.seed)
+        """Drop what is not needed to fit, then anneal: borders move, ranges split, join, nest, come and go."""
+        best = self._thinned(start, budget_bytes)
+        near = [
+            one
+            for one in self.pool
+            if one.peak_bytes <= budget_bytes * _ABOVE and one.added_seconds < best.added_seconds
+        ]
         deadline = time.monotonic() + self.limit_seconds
-        best = start
-        for kept in sorted(best.ranges, key=lambda one: -self.tape.seconds_of(one)):
-            candidate = self.price(one for one in best.ranges if one is not kept)
+        for turn, at in enumerate([best, *sorted(near, key=lambda one: one.peak_bytes)[:2]]):
+            end = time.monotonic() + (deadline - time.monotonic()) / (3 - turn)
+            best = self._annealed(at, best, budget_bytes, end, self.seed + turn)
+        return self._thinned(best, budget_bytes)
+
+    def _thinned(self, best: Priced, budget_bytes: int) -> Priced:
+        for one in sorted(best.ranges, key=lambda one: -self.tape.seconds_of(one)):
+            candidate = self.price(kept for kept in best.ranges if kept is not one)
             if candidate.peak_bytes <= budget_bytes and candidate.added_seconds < best.added_seconds:
                 best = candidate
-        misses = 0
-        while best.ranges and misses < 200 and time.monotonic() < deadline:
-            changed = self._neighbour(best.ranges, chooser)
-            misses += 1
-            if changed is not None:
-                moved = self.price(changed)
-                if moved.peak_bytes <= budget_bytes and moved.added_seconds < best.added_seconds:
-                    best, misses = moved, 0
         return best
 
-    def _neighbour(self, ranges: Ranges, chooser: random.Random) -> Ranges | None:
-        at = chooser.randrange(len(ranges))
-        one, rest = ranges[at], [*ranges[:at], *ranges[at + 1 :]]
-        starts = [first for first, _ in self.calls]
-        start, stop = bisect_left(starts, one.start), bisect_left(starts, one.stop)
-        kind = chooser.randrange(4)
-        if kind == 0:
-            return tuple(rest)
-        if one.inner:
-            inner = list(one.inner)
-            inner.pop(chooser.randrange(len(inner)))
-            return self._valid(rest, TapeRange(one.start, one.stop, tuple(inner)))
-        if kind == 1 and stop - start > 2:
-            middle = chooser.randrange(start + 1, stop)
-            kept = chooser.randrange(2)
-            start, stop = (start, middle) if kept else (middle, stop)
-        else:
-            start += chooser.randrange(-2, 3)
-            stop += chooser.randrange(-2, 3)
-        if not 0 <= start < stop <= len(self.calls):
-            return None
-        return self._valid(rest, TapeRange(self.calls[start][0], self.calls[stop - 1][1]))
+    def _annealed(self, at: Priced, best: Priced, budget_bytes: int, deadline: float, seed: int) -> Priced:
+        chooser = random.Random(seed)
+        moves = Moves(self.calls, self._longest(), self.problem, chooser)
+        scale = max(best.added_seconds, 1e-9)
 
-    def _valid(self, rest: list[TapeRange], one: TapeRange) -> Ranges | None:
-        if any(other.start < one.stop and one.start < other.stop for other in rest) or self.problem(
-            one.start, one.stop
-        ):
-            return None
-        return (*rest, one)
+        def cost(one: Priced) -> float:
+            return one.added_seconds / scale + _PENALTY * max(0.0, one.peak_bytes / budget_bytes - 1)
+
+        began = time.monotonic()
+        for _ in range(_MOST_TRIES):
+            left = (deadline - time.monotonic()) / max(1e-9, deadline - began)
+            if left <= 0:
+                break
+            heat = _HEAT * left * left + 1e-6
+            changed = moves.neighbour(at.ranges)
+            if changed is None:
+                continue
+            moved = self.price(changed)
+            if moved.peak_bytes <= budget_bytes and moved.added_seconds < best.added_seconds:
+                best = moved
+            if cost(moved) < cost(at) or chooser.random() < math.exp((cost(at) - cost(moved)) / heat):
+                at = moved
+        return best
 
 
 def saved_by(tape: TapeArithmetic, first: int, last: int) -> Iterator[tuple[int, int]]:

@@ -76,9 +76,10 @@ class Profile:
 
     @cached_property
     def search(self) -> TapeSearch | None:
-        """The search for stretches of torch calls to recompute; None if the step's torch calls cannot be numbered, or if
-        the user named the segments."""
-        if self.named_segments:
+        """The search for stretches of torch calls to recompute; None if the step's torch calls cannot be numbered, if
+        the user named the segments, or if a part is compiled, which a function mode would compile anew."""
+        compiled = any(type(module).__name__ == "OptimizedModule" for module in self.rehearsal.step.model.modules())
+        if self.named_segments or compiled:
             return None
         calls = {(call.module, call.count): call for call in self.arithmetic.trace.calls}
         blocks = [calls[piece.module, piece.call] for piece in self.pieces if piece.module]

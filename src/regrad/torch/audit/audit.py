@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from regrad.core import audit as core
 from regrad.core import trace as tr
 from regrad.core.audit import Audit, Divergence, TorchResult
-from regrad.core.chain import RECOMPUTE
+from regrad.core.chain import KEEP, RECOMPUTE
 from regrad.core.errors import InvalidPlan, InvalidSubject, PlanMismatch, mark_as_users
 from regrad.core.plan import Plan
 from regrad.torch import execute
@@ -154,16 +154,21 @@ class _Audit:
         flags = execute.call_options(calls)
         cache_off = None if self.plan is None else self.plan.cache_off
         self.say("running the planned step", 0.5)
-        under = Under(flags, self.engine, cache_off)
+        under = Under(flags, self.engine, cache_off, self.plan)
         planned = auditor.run(under)
         verdict, reason, first = self._judge(eager, planned, under)
         recomputed = {
             Call(module, number) for module, number, option in calls if option == RECOMPUTE and module in flags
         }
         self.say("running torch's checkpoint", 0.8)
-        theirs = self._torch(eager, Under(flags, torchs, cache_off))
+        again = [(module, number, KEEP if option == KEEP else RECOMPUTE) for module, number, option in calls]
+        if self.plan is not None and self.plan.ranges:
+            again = [
+                (s.module, s.call, KEEP if s.option == KEEP else RECOMPUTE) for s in self.plan.segments if s.module
+            ]
+        theirs = self._torch(eager, Under(execute.call_options(again), torchs, cache_off))
         table = segment_table(auditor, eager, tape, planned, recomputed)
-        return self._audit(verdict, reason, first, table, theirs, eager)
+        return self._audit(verdict, reason, first, table, theirs, eager, planned.borders.range_replays)
 
     def _calls(self) -> list[tuple[str, int, str]]:
         """(module, which call, what it does) of every segment; one recorded step finds them."""
@@ -213,7 +218,16 @@ class _Audit:
             return TorchResult(core.RAISED, message=_said(run.error), replays=run.replays)
         return TorchResult(core.SAME, replays=run.replays)
 
-    def _audit(self, verdict: str, reason: str, first: Any, table: Any, theirs: TorchResult, eager: Run) -> Audit:
+    def _audit(
+        self,
+        verdict: str,
+        reason: str,
+        first: Any,
+        table: Any,
+        theirs: TorchResult,
+        eager: Run,
+        range_replays: int = 0,
+    ) -> Audit:
         step, world = self.world.step, self.world
         last = next(reversed(eager.borders.moments.values()))
         cached = world.filled_caches()
@@ -225,7 +239,7 @@ class _Audit:
             verdict=verdict, reason=reason, first=first, segments=table, torch=theirs, engine=self.engine_name,
             model=type(step.model).__name__, device=str(step.device), steps=self.steps, runs=self.auditor.runs + 2,
             moments=len(eager.borders.moments), slots=len({slot for slot, _ in last}), compared_bytes=world.copied_bytes,
-            notes=tuple(self.notes),
+            notes=tuple(self.notes), range_replays=range_replays,
         )  # fmt: skip
 
 

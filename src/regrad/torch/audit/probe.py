@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from regrad.core.plan import Plan
 from regrad.torch import execute
 from regrad.torch.audit.survey import VALUE, Key, Table
 from regrad.torch.audit.world import digest_of
@@ -76,12 +77,17 @@ class Borders:
         self._begun: list[Call] = []
         self._handles: list[Any] = []
         self._engine: Engine | None = None
+        self._taped: execute.Taped | None = None
 
     # -- installing -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def installed(
-        self, calls: dict[str, tuple[str, ...]] | None, cache_off: str | None, engine: Engine | None
+        self,
+        calls: dict[str, tuple[str, ...]] | None,
+        cache_off: str | None,
+        engine: Engine | None,
+        plan: Plan | None = None,
     ) -> Iterator[None]:
         """With probes on, and the plan on top of them if there is one. The world takes both off again."""
         # An engine may know functions by their code. New code for each run: nothing that an engine has learnt in one run
@@ -98,7 +104,10 @@ class Borders:
         if calls is not None:
             self._engine = engine
             training = self.model.training
-            execute.install_plan(self.model, calls, training=training, cache_off=cache_off, engine=self._recompute)
+            self._taped = None if plan is None else execute.taped_of(plan)
+            execute.install_plan(
+                self.model, calls, training=training, cache_off=cache_off, engine=self._recompute, taped=self._taped
+            )
         _RUNNING.append(self)
         try:
             yield
@@ -106,6 +115,11 @@ class Borders:
             _RUNNING.remove(self)
             for handle in self._handles:
                 handle.remove()
+
+    @property
+    def range_replays(self) -> int:
+        """How often ranges of torch calls ran again."""
+        return 0 if self._taped is None else sum(report.replays for report in self._taped.tape.report())
 
     def begin_step(self, index: int) -> None:
         """A step begins."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regrad.core.errors import is_users, mark_as_users
+from regrad.core.plan import Plan
 from regrad.torch.audit.probe import BACKWARD, Borders, Engine
 from regrad.torch.audit.survey import VALUE, Surveyor, Table, gradients
 from regrad.torch.audit.world import NoSnapshot, World, digest_of
@@ -15,11 +16,13 @@ from regrad.torch.audit.world import NoSnapshot, World, digest_of
 
 @dataclass(frozen=True)
 class Under:
-    """What a run is done under: which calls are recomputed (``None`` for eager), and by which engine."""
+    """What a run is done under: which calls are recomputed (``None`` for eager), by which engine, and the plan whose
+    ranges of torch calls are."""
 
     calls: dict[str, tuple[str, ...]] | None = None
     engine: Engine | None = None
     cache_off: str | None = None
+    plan: Plan | None = None
 
 
 class Auditor:
@@ -42,7 +45,7 @@ class Auditor:
         error: Exception | None = None
         try:
             with (
-                borders.installed(under.calls, under.cache_off, under.engine),
+                borders.installed(under.calls, under.cache_off, under.engine, under.plan),
                 nullcontext() if watch is None else watch(borders),
             ):
                 for index in range(self.steps):
@@ -100,5 +103,5 @@ class Run:
 
     @property
     def replays(self) -> int:
-        """How often bodies of segments ran again."""
-        return sum(self.borders.replays.values())
+        """How often bodies of segments, or ranges of torch calls, ran again."""
+        return sum(self.borders.replays.values()) + self.borders.range_replays

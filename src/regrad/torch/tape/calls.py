@@ -52,6 +52,8 @@ _PRODUCTS = {
 """Built-in calls that save their operands, complete, before the work. Others may fill a tensor after saving it."""
 STATISTICS = {"batch_norm": (3, 4, 5), "instance_norm": (3, 4, 5), "native_batch_norm": (3, 4, 5)}
 """Calls that write arguments without saying so: the places of the two statistics and of the flag that turns it on."""
+_BACKENDS = _PRODUCTS | {"layer_norm", "group_norm", "batch_norm", "rms_norm", "max_pool2d", "avg_pool2d"}
+"""Those of the steady calls whose kernels are chosen by switches: libraries, precision."""
 _PLAIN = ((), (torch.Tensor,))
 """Types that a call's tensors override it with, where none of them does."""
 _REBINDS = {"Tensor.data.__set__", "Tensor.set_", "Tensor.resize_", "Tensor.resize_as_"}
@@ -64,12 +66,13 @@ class Kind:
     counts     whether its calls are numbered
     body       for a function that is opened: the copy that runs its body under the mode
     product    whether it is a product whose operands are saved before it is computed
+    switches   whether more than grad mode, default dtype and threads may decide which kernel runs
     may_draw   whether a call may draw random numbers
     rebinds    whether it may give a tensor other memory
     statistics the places of arguments that it writes undeclared, with the flag; () if none
     """
 
-    __slots__ = ("body", "counts", "may_draw", "name", "product", "rebinds", "statistics")
+    __slots__ = ("body", "counts", "may_draw", "name", "product", "rebinds", "statistics", "switches")
 
     def __init__(self, func: Any) -> None:
         short, self.name = _names(func)
@@ -77,6 +80,7 @@ class Kind:
         self.body = _opened(func) if self.counts else None
         builtin = _is_builtin(func)
         self.product = builtin and short in _PRODUCTS
+        self.switches = short not in _STEADY - _BACKENDS or not builtin
         self.may_draw = short not in _STEADY or not builtin
         self.rebinds = self.name in _REBINDS
         self.statistics = STATISTICS.get(short, ()) if builtin else ()

@@ -63,18 +63,24 @@ class Settings:
 
     def __init__(self) -> None:
         self._key: Any = None
+        self._few: Any = None
         self._last: Setting | None = None
 
-    def now(self) -> Setting:
-        """What is in force now."""
+    def now(self, *, few: bool = False) -> Setting:
+        """What is in force now. ``few``: the call that asks heeds only the grad mode, default dtype and threads."""
+        plain = not (_dispatch_depth() or _any_autocast())
+        heeded = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads(), plain)
+        last = self._last
+        if few and plain and last is not None and heeded == self._few:
+            return last
         key = [get() for get in _READ]
         modes = tuple(dispatch._get_current_dispatch_mode_stack()) if _dispatch_depth() else ()
         if _any_autocast():
             key += _autocast()
-        last = self._last
         if last is None or key != self._key or modes or last.modes:
             self._key = key
             last = self._last = Setting(tuple(key[2 : len(_READ) - 1]), _deterministic(), _autocast(), key[0], modes)
+        self._few = heeded
         return last
 
 

@@ -88,13 +88,21 @@ class Tape:
 
     @contextmanager
     def forward(self, ranges: Ranges | Iterable[Range]) -> Iterator[None]:
-        """Context: the torch calls inside are one forward, in which ``ranges`` are recorded.
+        """Context: the torch calls inside are one forward, numbered from 0, in which ``ranges`` are recorded.
 
         Between forward and backward a range holds the tensors from outside that its replay needs, and none of its own
         beyond what the caller's Python holds. Without gradients, under a tracer, or where saved-tensor hooks are
-        switched off nothing is recorded. A :class:`RegionKept` warning tells once of each reason for which a range is
-        kept. Cost: see ``docs/concepts``. Replays raise :class:`ReplayDivergence` where they cannot reproduce the
-        forward, :class:`ModifiedArgument` where what a range read has been changed.
+        switched off nothing is recorded; a call that writes what was there before the range, and one under
+        saved-tensor hooks of other code, is left as eager runs it. A :class:`RegionKept` warning tells once of each
+        reason for which a range is kept.
+
+        Replays raise :class:`ReplayDivergence` where they do not reproduce the forward, :class:`ModifiedArgument` where
+        what a range read has been changed; the present is then as it was.
+
+        Cost: 3 µs a call outside ranges, 20 µs inside and as much in the replay; 5,056 bytes for each call that draws;
+        in the first forward and replay of a range 0.2 ms a MiB that it saves.
+
+        Not for: forwards with parts under ``torch.compile``, which are compiled anew under the tape.
 
         Raises :class:`InvalidPlan` for ranges that cross.
         """

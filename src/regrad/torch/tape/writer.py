@@ -99,7 +99,7 @@ class Writer:
             return func(*args, **kwargs)
         call = Recorded(
             ordinal, kind.name, self.open[-1], func, taken, named,
-            tuple([one.what for one in given if one.storage is not None]), self.settings.now(),
+            tuple([one.what for one in given if one.storage is not None]), self.settings.now(few=not kind.switches),
         )  # fmt: skip
         state = generator_state(generators) if kind.may_draw else None
         packed: list[tuple[torch.Tensor, int, Holder]] = []
