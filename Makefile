@@ -1,8 +1,8 @@
 # The commands of the project. `make setup` runs by itself before whatever needs it and is skipped when nothing changed.
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes. One by default: memory and time are measured, and neighbours disturb that.
-WORKERS ?= 0
+# Test processes. Tests that need the machine to themselves are marked `memory` and run one by one afterwards.
+WORKERS ?= 2
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
@@ -31,7 +31,8 @@ demo: setup
 	@$(BIN)/regrad demo
 
 test: setup compiler
-	@$(BIN)/python -m pytest $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS)) $(if $(FAST),-m 'not slow') $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not memory$(if $(FAST), and not slow)' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m 'memory$(if $(FAST), and not slow)' $(PYTEST_ARGS) || test $$? -eq 5 # none was chosen
 
 compiler:
 	@command -v g++ >/dev/null || command -v clang++ >/dev/null || { \

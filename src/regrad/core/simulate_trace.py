@@ -192,6 +192,11 @@ class TraceArithmetic:
         """The last backward operation before any node below ``node`` runs; the forward's last if there is none."""
         return self.forward_stop + bisect_right(self._falling, -node) - 1
 
+    def last_save(self, start: int, stop: int) -> int:
+        """Operations from ``start`` up to before this one must have run for all that nodes of the interval saved."""
+        saves = (save.position for k in range(start, stop) for save in self._saves[k] if save.position != NO_HOOK)
+        return max(saves, default=start)
+
     def first_operation_of(self, node: int) -> int:
         """The backward operation at which ``node`` starts: the first that runs after all nodes above it."""
         return self.forward_stop + bisect_right(self._falling, -node - 1)

@@ -138,7 +138,24 @@ def build_chain(
                     RECOMPUTE, redo.retained, redo.transient, redo.forward, added_seconds=redo.seconds, recomputes=True
                 )
             )
-        forward_seconds = sum(operation.seconds for operation in trace.operations[part.start : part.stop])
-        segments.append(Segment(piece.name, tuple(options), keep.gradients, forward_seconds, reason=piece.reason))
+        segments.append(_segment(arithmetic, part, tuple(options), keep, redo))
     total = sum(operation.seconds for operation in trace.operations)
     return Chain(tuple(segments), eager.before[0], optimizer, total), tuple(part.piece for part in cuts)
+
+
+def _segment(
+    arithmetic: TraceArithmetic, part: Cut, options: tuple[Option, ...], keep: Reading, redo: Reading
+) -> Segment:
+    """A segment with what spans need to know of it: its boundary, and its forward as far as its own backward needs it."""
+    trace, piece = arithmetic.trace, part.piece
+    seconds = [operation.seconds for operation in trace.operations[part.start : part.stop]]
+    boundary, tail = 0, None
+    if piece.module:
+        call = next(call for call in trace.calls if (call.module, call.count) == (piece.module, piece.call))
+        boundary = sum(trace.storages[index].bytes for index in call.inputs if trace.storages[index].birth >= 0)
+        last = arithmetic.last_save(part.start, part.stop)
+        tail = sum(seconds[: max(0, last - part.start)])
+    return Segment(
+        piece.name, options, keep.gradients, sum(seconds), boundary_bytes=boundary, tail_seconds=tail,
+        replay_bytes=redo.forward, reason=piece.reason,
+    )  # fmt: skip

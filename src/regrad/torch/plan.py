@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from regrad.core.chain import KEEP
-from regrad.core.errors import InfeasibleBudget, PlanMismatch, PlannerMismatch
+from regrad.core.errors import InfeasibleBudget, InvalidPlan, PlanMismatch, PlannerMismatch
 from regrad.core.plan import Plan, Solution, leaves
 from regrad.core.simulate_trace import live_levels
 from regrad.core.units import Budget, format_bytes
@@ -25,7 +25,7 @@ from regrad.torch.profile import Profile, Progress, make_profile
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
 from regrad.torch.tape.ranges import Range
-from regrad.torch.tape_plan import range_plans
+from regrad.torch.tape_plan import range_plans, spans_as_ranges
 
 SMALL_BYTES = 1 << 16
 """A gap between two predictions below this is no news, however small the model."""
@@ -188,7 +188,8 @@ class _Search:
         else:
             solutions = [self.planner(problem, budget_bytes)]
         self.solve_seconds += time.monotonic() - began
-        return [tuple(leaf.option for leaf in leaves(s.plan)) for s in solutions if s.plan is not None]
+        flat = [s.plan for s in solutions if s.plan is not None and not any(choice.is_span for choice in s.plan)]
+        return [tuple(leaf.option for leaf in leaves(plan)) for plan in flat]
 
     def least(self) -> Found:
         """What has the least peak that is known."""
@@ -208,6 +209,7 @@ class _Search:
     def fastest(self, budget_bytes: int, least: Found) -> Found:
         """The fastest whose peak is within the budget; the one of the least peak if none is."""
         found = [least] if isinstance(self.planner, Portfolio) else []
+        found += self._with_spans(budget_bytes)
         options = self._fastest_options(budget_bytes, least.options)
         if options is not None:
             found.append(self.found(options))
@@ -217,6 +219,28 @@ class _Search:
                 found.append(self.taped(taped))
         within = [one for one in found if one.peak_bytes <= budget_bytes]
         return min(within, key=lambda one: one.rank) if within else least
+
+    def _with_spans(self, budget_bytes: int) -> list[Found]:
+        """What a planner of nested plans proposes, its spans run as ranges of torch calls; empty if it proposes none."""
+        source, target = self.source, budget_bytes
+        if isinstance(self.planner, Portfolio) or not getattr(self.planner, "nested", False) or source.search is None:
+            return []
+        calls = {(call.module, call.count): call for call in source.arithmetic.trace.calls}
+        edges = [calls[p.module, p.call] if p.module else None for p in source.pieces]
+        cuts = [(0, 0) if call is None else (call.start, call.stop) for call in edges]
+        for _ in range(TIGHTENINGS):
+            solution = self.planner(source.problem, target)
+            if solution.plan is None or not any(choice.is_span for choice in solution.plan):
+                return []
+            ranges = spans_as_ranges(cuts, solution.plan)
+            bad = next((why for one in ranges if (why := source.search.problem(one.start, one.stop))), "")
+            if bad:
+                raise InvalidPlan(f"{solution.planner} proposes a span that cannot run as one: {bad}")
+            found = Found(tuple(KEEP for _ in source.pieces), source.search.levels(ranges), ranges)
+            if found.peak_bytes <= budget_bytes:
+                return [found]
+            target -= max(1, found.peak_bytes - budget_bytes)
+        return []
 
     def _fastest_options(self, budget_bytes: int, least: Options) -> Options | None:
         """The fastest options of segments whose peak is within the budget."""

@@ -6,8 +6,9 @@ from bisect import bisect_left
 
 import torch
 
+from regrad.core.chain import KEEP
 from regrad.core.errors import InvalidPlan
-from regrad.core.plan import RangePlan
+from regrad.core.plan import Choices, RangePlan
 from regrad.core.simulate_tape import TapeArithmetic, TapeRange
 from regrad.core.simulate_trace import TraceArithmetic
 from regrad.core.trace import Trace
@@ -141,6 +142,22 @@ def tape_ranges(trace: Trace, plans: tuple[RangePlan, ...]) -> tuple[TapeRange, 
         return tuple(found)
 
     return build(list(plans))
+
+
+def spans_as_ranges(cuts: list[tuple[int, int]], choices: Choices) -> tuple[TapeRange, ...]:
+    """A plan of segments, spans among them, as ranges of operations. ``cuts`` are the operations of each segment.
+
+    A span is a range that holds what its inner plan recomputes; a recomputed segment is a range of its own.
+    """
+    found = []
+    for choice in choices:
+        start, stop = cuts[choice.start][0], cuts[choice.stop - 1][1]
+        if choice.is_span:
+            inner = spans_as_ranges(cuts, choice.inner)
+            found.append(TapeRange(start, stop, tuple(one for one in inner if (one.start, one.stop) != (start, stop))))
+        elif choice.option != KEEP and stop > start:
+            found.append(TapeRange(start, stop))
+    return tuple(found)
 
 
 def _holds(outer: RangePlan, inner: RangePlan) -> bool:
