@@ -187,6 +187,7 @@ class Plan:
     choices               the nested choices, in terms of ``segments``
     ranges                stretches of torch calls that are recomputed; ``calls`` names every torch call of the forward
                           that the plan was made on, so that another path is noticed
+    masks                 whether what dropout draws in those stretches is kept as bits instead of drawn again
     notes                 what the user should know: caches turned off, segments left out, what was not confirmed
     cache_off             the module that is called with use_cache=False while the plan is applied; None if none
     training              the mode that the model was in; in the other one the plan does nothing
@@ -211,6 +212,7 @@ class Plan:
     choices: Choices
     ranges: tuple[RangePlan, ...] = ()
     calls: tuple[str, ...] = ()
+    masks: bool = False
     notes: tuple[str, ...] = ()
     cache_off: str | None = None
     training: bool = True

@@ -47,11 +47,29 @@ class _Node:
     replay_end: int = 0
 
 
-class TapeArithmetic:
-    """Prices plans of tape ranges on one trace. ``arithmetic`` has indexed it; ``generator_bytes`` is one state of it."""
+@dataclass(frozen=True, slots=True)
+class KeptDraw:
+    """A drawing call whose draw is kept in ``bytes``, and what its replay takes instead of drawing: ``seconds`` in all.
 
-    def __init__(self, arithmetic: TraceArithmetic, generator_bytes: int) -> None:
+    ``product`` is the operation of the call that a replay does run.
+    """
+
+    bytes: int
+    seconds: float
+    product: int
+
+
+class TapeArithmetic:
+    """Prices plans of tape ranges on one trace. ``arithmetic`` has indexed it; ``generator_bytes`` is one state of it.
+
+    ``draws`` are the draws that are kept, by the operation that draws.
+    """
+
+    def __init__(
+        self, arithmetic: TraceArithmetic, generator_bytes: int, draws: dict[int, KeptDraw] | None = None
+    ) -> None:
         self.arithmetic, self.trace = arithmetic, arithmetic.trace
+        self.draws = draws or {}
         self.generator_bytes = generator_bytes
         stop = arithmetic.forward_stop
         self._saved: list[list[tuple[int, Save]]] = [[] for _ in range(stop + 1)]
@@ -65,6 +83,13 @@ class TapeArithmetic:
             for index in operation.writes:
                 self._writers.setdefault(index, []).append(position)
         self._slices: dict[TapeRange, tuple[list[int], set[int]]] = {}
+        self.seconds = [operation.seconds for operation in self.trace.operations[:stop]]
+        """Of each forward operation in a replay."""
+        for drawing, kept in self.draws.items():
+            for k in range(self.group_start[drawing], self.group_stop[drawing]):
+                if k != kept.product:
+                    self.seconds[k] = 0.0
+            self.seconds[drawing] = kept.seconds
 
     def saved_at(self, operation: int) -> list[tuple[int, Save]]:
         """(storage, save) of what the node of a forward operation saved."""
@@ -124,9 +149,14 @@ class TapeArithmetic:
             found |= {index for index in self._lent(child) if storages[index].birth < one.start}
         return found
 
+    def bytes_of_draw(self, operation: int) -> int:
+        """What a range holds of a draw: its bits, or the generator's state before it."""
+        kept = self.draws.get(operation)
+        return self.generator_bytes if kept is None else kept.bytes
+
     def seconds_of(self, one: TapeRange) -> float:
         """Seconds of its replay and of those inside it."""
-        own = sum(self.trace.operations[k].seconds for k in self.slice_of(one)[0])
+        own = sum(self.seconds[k] for k in self.slice_of(one)[0])
         return own + sum(self.seconds_of(child) for child in one.inner)
 
     # -- one plan -----------------------------------------------------------------------------------------------------
@@ -153,10 +183,13 @@ class TapeArithmetic:
         arithmetic.static_lives(slot, held, live)
         workspace = [trace.operations[index].workspace_bytes for index in operations]
         for node in every:
-            if any(trace.operations[k].draws for k in node.slot_of):
+            if any(trace.operations[k].draws and k not in self.draws for k in node.slot_of):
                 for at in node.slot_of.values():
                     workspace[at] += self.generator_bytes
-        seconds = [trace.operations[index].seconds for index in operations]
+        seconds = [
+            self.seconds[index] if again else trace.operations[index].seconds
+            for index, again in zip(operations, replayed, strict=True)
+        ]
         return total(arithmetic.base_bytes, made, freed, workspace, operations, replayed, seconds)
 
     def _node(self, one: TapeRange, depth: int, outer: _Node | None) -> _Node:
@@ -226,7 +259,7 @@ class TapeArithmetic:
                 k for k in range(node.range.start, node.range.stop) if trace.operations[k].draws and k not in inner
             ]
             for k in draws:
-                live(self.generator_bytes, k, max(end, k + 1), -1)
+                live(self.bytes_of_draw(k), k, max(end, k + 1), -1)
         for birth in range(arithmetic.forward_stop):
             for index in arithmetic.made_by[birth]:
                 storage = trace.storages[index]

@@ -118,7 +118,8 @@ def state_lines(plan: Plan) -> list[str]:
 
 
 def _in_ranges(plan: Plan) -> str:
-    return f", in {len(plan.ranges)} ranges of torch calls" if plan.ranges else ""
+    masks = ", dropout masks kept as bits" if plan.masks else ""
+    return f", in {len(plan.ranges)} ranges of torch calls{masks}" if plan.ranges else ""
 
 
 def range_lines(plan: Plan) -> list[str]:

@@ -69,7 +69,7 @@ class TapeSearch:
     blocks: Blocks
     problem: Callable[[int, int], str]
     seed: int = 0
-    limit_seconds: float = 3.0
+    limit_seconds: float = 2.0
     _priced: dict[Ranges, Priced] = field(default_factory=dict)
     _stretches: dict[tuple[int, ...], _Stretch | None] = field(default_factory=dict)
     _kinds: list[int] = field(default_factory=list)
@@ -141,10 +141,10 @@ class TapeSearch:
         needed, externals = self.tape.slice_of(one)
         # what nodes of the range saved of what came before it is kept, as in the eager step
         freed -= sum(storages[i].bytes for i in externals if not storages[i].saved_by and storages[i].drop is not None)
-        freed -= self.tape.generator_bytes * sum(self.tape.trace.operations[k].draws for k in range(first, last))
+        freed -= sum(self.tape.bytes_of_draw(k) for k in range(first, last) if self.tape.trace.operations[k].draws)
         if freed <= 0:
             return None
-        return _Stretch(freed, sum(self.tape.trace.operations[k].seconds for k in needed))
+        return _Stretch(freed, sum(self.tape.seconds[k] for k in needed))
 
     def _saved_outside(self, index: int, first: int, last: int) -> bool:
         """Whether the eager step keeps a storage for a node outside the range, or for Python."""

@@ -11,6 +11,7 @@ from regrad.core.simulate_tape import TapeRange
 from regrad.core.simulate_trace import Levels, live_levels
 from regrad.core.timeline import peak_moment
 from regrad.core.units import format_bytes
+from regrad.planners.tape_search import TapeSearch
 from regrad.torch.chain import cut, read_levels
 from regrad.torch.improve import Options
 from regrad.torch.profile import Profile
@@ -24,11 +25,18 @@ UNSEEN_BYTES = 256
 
 @dataclass(frozen=True)
 class Found:
-    """One way to run the step: an option for each segment, or ranges of torch calls; with the trace's figures for it."""
+    """One way to run the step: an option for each segment, or ranges of torch calls that ``search`` found; with the
+    trace's figures for it."""
 
     options: Options
     levels: Levels
     ranges: tuple[TapeRange, ...] = ()
+    search: TapeSearch | None = None
+
+    @property
+    def masks(self) -> bool:
+        """Whether dropout's draws are kept as bits."""
+        return self.search is not None and bool(self.search.tape.draws)
 
     @property
     def peak_bytes(self) -> int:
@@ -65,7 +73,8 @@ def describe(
         gradients=trace.gradients,
         segments=segments,
         choices=one_level(tuple(segment.option for segment in segments)),
-        ranges=range_plans(source.search, found.ranges, source.base.calls) if source.search is not None else (),
+        ranges=() if found.search is None else range_plans(found.search, found.ranges, source.base.calls),
+        masks=found.masks,
         calls=source.base.calls if found.ranges else (),
         notes=(*source.notes, *_notes(source, found), *notes),
         cache_off=source.cache_off,

@@ -35,9 +35,11 @@ LOG = "log"
 class Taped:
     """A tape and the ranges that it recomputes in every forward."""
 
-    def __init__(self, ranges: Iterable[Range], calls: Iterable[str], guard: str = "first") -> None:
+    def __init__(
+        self, ranges: Iterable[Range], calls: Iterable[str], guard: str = "first", *, masks: bool = False
+    ) -> None:
         self.ranges = Ranges(ranges, calls)
-        self.tape = Tape(guard=guard)
+        self.tape = Tape(guard=guard, masks=masks)
 
     def forward(self) -> AbstractContextManager[None]:
         """Context for one forward."""

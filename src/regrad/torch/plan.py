@@ -131,9 +131,10 @@ def plan_profile(
 def confirm(source: Profile, found: Found) -> tuple[str, ...]:
     """Run the plan on copies without bytes and compare the peak; a gap beyond the band is a note for the user."""
     taped = None
-    if found.ranges and source.search is not None:
-        ranges = range_plans(source.search, found.ranges, source.base.calls)
-        taped = Taped([Range(one.start, one.stop, one.name) for one in ranges], source.base.calls, guard="off")
+    if found.ranges and found.search is not None:
+        ranges = range_plans(found.search, found.ranges, source.base.calls)
+        names = [Range(one.start, one.stop, one.name) for one in ranges]
+        taped = Taped(names, source.base.calls, guard="off", masks=found.masks)
     recorded = live_levels(source.dry_run(found.options, taped)).peak_bytes
     band = max(BAND_RATIO[source.rehearsal.source] * found.peak_bytes, SMALL_BYTES)
     if abs(recorded - found.peak_bytes) <= band:
@@ -161,16 +162,16 @@ class _Search:
         """These options with their figures."""
         return Found(options, self.source.levels(options))
 
-    def taped(self, one: Priced) -> Found:
+    def taped(self, one: Priced, search: TapeSearch) -> Found:
         """These ranges with their figures."""
-        assert self.source.search is not None
         kept = tuple(KEEP for _ in self.source.pieces)
-        return Found(kept, self.source.search.levels(one.ranges), one.ranges)
+        return Found(kept, search.levels(one.ranges), one.ranges, search)
 
     @property
-    def tape(self) -> TapeSearch | None:
-        """The search for ranges, where the planner is the one that tries everything."""
-        return self.source.search if isinstance(self.planner, Portfolio) else None
+    def searches(self) -> list[TapeSearch]:
+        """The searches for ranges, where the planner is the one that tries everything."""
+        both = (self.source.search, self.source.masked_search) if isinstance(self.planner, Portfolio) else ()
+        return [search for search in both if search is not None]
 
     def peak(self, options: Options) -> int:
         """Peak of a step, in bytes, by trace arithmetic."""
@@ -202,8 +203,9 @@ class _Search:
         if isinstance(self.planner, Portfolio):
             best = lower(best, self.source, self.peak)
         found = [self.found(best)]
-        if self.tape is not None:
-            found.append(self.taped(self.tape.least()))
+        if solution.least_bytes and (spans := self._spans(solution.least_bytes)) is not None:
+            found.append(spans)
+        found += [self.taped(search.least(), search) for search in self.searches]
         return min(found, key=lambda one: one.peak_bytes)
 
     def fastest(self, budget_bytes: int, least: Found) -> Found:
@@ -213,34 +215,42 @@ class _Search:
         options = self._fastest_options(budget_bytes, least.options)
         if options is not None:
             found.append(self.found(options))
-        if self.tape is not None and (options is None or self.seconds(options) > 0):
-            taped = self.tape.fastest(budget_bytes - UNSEEN_BYTES)
-            if taped is not None:
-                found.append(self.taped(taped))
+        if options is None or self.seconds(options) > 0:
+            for search in self.searches:
+                taped = search.fastest(budget_bytes - UNSEEN_BYTES)
+                if taped is not None:
+                    found.append(self.taped(taped, search))
         within = [one for one in found if one.peak_bytes <= budget_bytes]
         return min(within, key=lambda one: one.rank) if within else least
 
     def _with_spans(self, budget_bytes: int) -> list[Found]:
-        """What a planner of nested plans proposes, its spans run as ranges of torch calls; empty if it proposes none."""
-        source, target = self.source, budget_bytes
-        if isinstance(self.planner, Portfolio) or not getattr(self.planner, "nested", False) or source.search is None:
-            return []
-        calls = {(call.module, call.count): call for call in source.arithmetic.trace.calls}
-        edges = [calls[p.module, p.call] if p.module else None for p in source.pieces]
-        cuts = [(0, 0) if call is None else (call.start, call.stop) for call in edges]
+        """What a planner of nested plans proposes, its spans run as ranges of torch calls; empty if none of it fits."""
+        target = budget_bytes
         for _ in range(TIGHTENINGS):
-            solution = self.planner(source.problem, target)
-            if solution.plan is None or not any(choice.is_span for choice in solution.plan):
+            found = self._spans(target)
+            if found is None:
                 return []
-            ranges = spans_as_ranges(cuts, solution.plan)
-            bad = next((why for one in ranges if (why := source.search.problem(one.start, one.stop))), "")
-            if bad:
-                raise InvalidPlan(f"{solution.planner} proposes a span that cannot run as one: {bad}")
-            found = Found(tuple(KEEP for _ in source.pieces), source.search.levels(ranges), ranges)
             if found.peak_bytes <= budget_bytes:
                 return [found]
             target -= max(1, found.peak_bytes - budget_bytes)
         return []
+
+    def _spans(self, target_bytes: int) -> Found | None:
+        """The planner's plan for a budget, if it has spans."""
+        source = self.source
+        if isinstance(self.planner, Portfolio) or not getattr(self.planner, "nested", False) or source.search is None:
+            return None
+        solution = self.planner(source.problem, target_bytes)
+        if solution.plan is None or not any(choice.is_span for choice in solution.plan):
+            return None
+        calls = {(call.module, call.count): call for call in source.arithmetic.trace.calls}
+        edges = [calls[p.module, p.call] if p.module else None for p in source.pieces]
+        cuts = [(0, 0) if call is None else (call.start, call.stop) for call in edges]
+        ranges = spans_as_ranges(cuts, solution.plan)
+        bad = next((why for one in ranges if (why := source.search.problem(one.start, one.stop))), "")
+        if bad:
+            raise InvalidPlan(f"{solution.planner} proposes a span that cannot run as one: {bad}")
+        return Found(tuple(KEEP for _ in source.pieces), source.search.levels(ranges), ranges, source.search)
 
     def _fastest_options(self, budget_bytes: int, least: Options) -> Options | None:
         """The fastest options of segments whose peak is within the budget."""

@@ -78,12 +78,20 @@ class Profile:
     def search(self) -> TapeSearch | None:
         """The search for stretches of torch calls to recompute; None if the step's torch calls cannot be numbered, if
         the user named the segments, or if a part is compiled, which a function mode would compile anew."""
+        return self._search(masks=False)
+
+    @cached_property
+    def masked_search(self) -> TapeSearch | None:
+        """The same search with dropout's draws kept as bits; None also where there are none."""
+        return self._search(masks=True)
+
+    def _search(self, *, masks: bool) -> TapeSearch | None:
         compiled = any(type(module).__name__ == "OptimizedModule" for module in self.rehearsal.step.model.modules())
         if self.named_segments or compiled:
             return None
         calls = {(call.module, call.count): call for call in self.arithmetic.trace.calls}
         blocks = [calls[piece.module, piece.call] for piece in self.pieces if piece.module]
-        return make_search(self.base, self.arithmetic, [(call.start, call.stop) for call in blocks])
+        return make_search(self.base, self.arithmetic, [(call.start, call.stop) for call in blocks], masks=masks)
 
     def problem_of(self, call: Call) -> str:
         """Why a call of any module could not be recomputed, as far as its operations tell; "" if it could."""

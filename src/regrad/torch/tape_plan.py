@@ -9,17 +9,21 @@ import torch
 from regrad.core.chain import KEEP
 from regrad.core.errors import InvalidPlan
 from regrad.core.plan import Choices, RangePlan
-from regrad.core.simulate_tape import TapeArithmetic, TapeRange
+from regrad.core.simulate_tape import KeptDraw, TapeArithmetic, TapeRange
 from regrad.core.simulate_trace import TraceArithmetic
 from regrad.core.trace import Trace
 from regrad.planners.tape_search import TapeSearch
 from regrad.torch.record import Record
 from regrad.torch.tape.calls import STATISTICS
 from regrad.torch.tape.legal import problem_of_range
+from regrad.torch.tape.masks import DROPOUT, seconds_per_element
 
 
-def make_search(record: Record, arithmetic: TraceArithmetic, blocks: list[tuple[int, int]]) -> TapeSearch | None:
-    """The search for tape ranges on a recorded step; None where its torch calls could not be numbered.
+def make_search(
+    record: Record, arithmetic: TraceArithmetic, blocks: list[tuple[int, int]], *, masks: bool = False
+) -> TapeSearch | None:
+    """The search for tape ranges on a recorded step; None where its torch calls could not be numbered, or where ``masks``
+    is asked for and no draw can be kept as bits.
 
     ``blocks`` are the calls of the segments, as intervals of operations.
     """
@@ -27,13 +31,39 @@ def make_search(record: Record, arithmetic: TraceArithmetic, blocks: list[tuple[
     if not record.calls:
         return None
     calls = call_intervals(trace)
+    draws = kept_draws(record) if masks else {}
+    if masks and not draws:
+        return None
     borders = {start for start, _ in calls} | {stop for _, stop in calls}
     return TapeSearch(
-        TapeArithmetic(arithmetic, torch.get_rng_state().nbytes),
+        TapeArithmetic(arithmetic, torch.get_rng_state().nbytes, draws),
         calls,
         [(start, stop) for start, stop in blocks if start in borders and stop in borders],
         _Legal(trace, record.names, record.calls),
     )
+
+
+def kept_draws(record: Record) -> dict[int, KeptDraw]:
+    """The dropouts of a step whose noise can be kept as bits: the last operation of their call is the product with it."""
+    trace, calls = record.trace, record.calls
+    found: dict[int, KeptDraw] = {}
+    for start, stop in call_intervals(trace):
+        operations = trace.operations[start:stop]
+        drawing = [start + k for k, operation in enumerate(operations) if operation.draws]
+        if (
+            calls[operations[0].torch_call] != DROPOUT
+            or len(drawing) != 1
+            or not operations[-1].name.startswith("aten.mul")
+        ):
+            continue
+        noise = [trace.storages[index] for index in trace.operations[drawing[0]].writes]
+        made = [trace.storages[index] for index in operations[-1].makes]
+        if len(noise) != 1 or len(made) != 1 or noise[0].bytes != made[0].bytes or not noise[0].saved_by:
+            continue
+        spec = record.signatures[record.signature_of[drawing[0]]].leaves[0]
+        elements = noise[0].bytes // spec.dtype.itemsize
+        found[drawing[0]] = KeptDraw((elements + 7) // 8, elements * seconds_per_element(), stop - 1)
+    return found
 
 
 def call_intervals(trace: Trace) -> list[tuple[int, int]]:
@@ -116,7 +146,7 @@ def range_plans(
     found: list[RangePlan] = []
     for one in ranges:
         first, last = trace.operations[one.start].torch_call, trace.operations[one.stop - 1].torch_call
-        seconds = sum(trace.operations[k].seconds for k in search.tape.slice_of(one)[0])
+        seconds = sum(search.tape.seconds[k] for k in search.tape.slice_of(one)[0])
         found.append(RangePlan(first, last + 1, name_of(trace, one), calls[first], calls[last], depth, seconds))
         found += range_plans(search, one.inner, calls, depth + 1)
     return tuple(found)

@@ -23,9 +23,10 @@ def timeline(source: Profile, plan: Plan | None = None) -> Timeline:
     if len(options) != len(source.pieces):
         detail = f"it has {len(options)} segments, the profile {len(source.pieces)}"
         raise PlanMismatch(plan.fingerprint, source.fingerprint, detail)
-    taped = plan.ranges and source.search is not None
+    search = source.masked_search if plan.masks else source.search
+    taped = bool(plan.ranges) and search is not None
     return make_timeline(
-        source.search.tape if taped and source.search is not None else source.arithmetic,
+        search.tape if taped and search is not None else source.arithmetic,
         tape_ranges(source.arithmetic.trace, plan.ranges) if taped else source.ranges(options),
         eager=source.trace,
         names=source.eager.names,

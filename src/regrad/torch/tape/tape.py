@@ -77,13 +77,14 @@ class Tape:
     """Recomputes ranges of torch calls in the backward.
 
     ``guard`` is "first" (the first replay of each range is compared with its forward, bit by bit by digests), "always"
-    or "off". One tape may serve many forwards; each numbers its calls from 0.
+    or "off". With ``masks`` what dropout draws in a range is kept as bits and not drawn again. One tape may
+    serve many forwards; each numbers its calls from 0.
     """
 
-    def __init__(self, *, guard: str = "first") -> None:
+    def __init__(self, *, guard: str = "first", masks: bool = False) -> None:
         if guard not in ("first", "always", "off"):
             raise UsageError(f'guard={guard!r} is not known; it is "first", "always" or "off"')
-        self.guard = guard
+        self.guard, self.masks = guard, masks
         self._tally = _Tally()
 
     @contextmanager
@@ -110,7 +111,7 @@ class Tape:
         if not plan.ranges or not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or _is_traced():
             yield
             return
-        mode = _Taping(plan, self._tally, self.guard)
+        mode = _Taping(plan, self._tally, self.guard, masks=self.masks)
         with LOCK, mode:
             try:
                 yield
@@ -137,9 +138,9 @@ class _Taping(Numbering):
     Calls under saved-tensor hooks that were not there when the forward began are left to whoever put those on.
     """
 
-    def __init__(self, plan: Ranges, tally: _Tally, guard: str) -> None:
+    def __init__(self, plan: Ranges, tally: _Tally, guard: str, *, masks: bool) -> None:
         super().__init__()
-        self.plan, self.tally, self.guard = plan, tally, guard
+        self.plan, self.tally, self.guard, self.masks = plan, tally, guard, masks
         self.settings = Settings()
         self.writer: Writer | None = None
         self.open: list[Range] = []
@@ -181,7 +182,7 @@ class _Taping(Numbering):
             self.tally.kept(one, reason)
             return
         if self.writer is None:
-            self.writer = Writer(Recording(self.tally, self.below), self.settings)
+            self.writer = Writer(Recording(self.tally, self.below), self.settings, masks=self.masks)
         check = self.guard == "always" or (self.guard == "first" and one not in self.tally.right)
         self.writer.enter(one, check=check)
         self.open.append(one)

@@ -13,6 +13,7 @@ from regrad.torch.regions.entry import version_of
 from regrad.torch.regions.guard import user_line
 from regrad.torch.regions.kept import Kept
 from regrad.torch.tape.calls import Kind
+from regrad.torch.tape.masks import DROPOUT, Mask, masked
 from regrad.torch.tape.ranges import Range
 from regrad.torch.tape.recording import (
     External,
@@ -58,8 +59,8 @@ class _Mixed(Exception):
 class Writer:
     """Fills one :class:`Recording` while its outermost range is open."""
 
-    def __init__(self, recording: Recording, settings: Settings) -> None:
-        self.recording, self.settings = recording, settings
+    def __init__(self, recording: Recording, settings: Settings, *, masks: bool = False) -> None:
+        self.recording, self.settings, self.masks = recording, settings, masks
         self.open: list[int] = []
         self.checking = False
         self._made: dict[int, Ref] = {}
@@ -212,6 +213,17 @@ class Writer:
             )
             if self.checking and call.saved[-1].holder is not None:
                 call.saved[-1].digest = digest_of(tensor)
+        if call.state is not None and kind.name == DROPOUT and self.masks and len(packed) == 1 and not written:
+            self._keep_draw(call, packed[0][0], keys)
+
+    def _keep_draw(self, call: Recorded, noise: torch.Tensor, keys: list[int]) -> None:
+        """Dropout has drawn: keep the draw as bits, and let the replay be the product that is left."""
+        if noise.untyped_storage()._cdata in keys or type(call.args[0]) not in (Ref, External):
+            return
+        mask = Mask.of(noise)
+        if mask is not None:
+            call.func, call.args, call.kwargs = masked, (call.args[0], mask), {}
+            call.state, call.generators, call.whole = None, (), False
 
     def _keep(
         self,
