@@ -13,6 +13,7 @@ from regrad.core.frontier_curve import OURS
 from regrad.core.plan import Choice, Choices, one_level
 from regrad.planners import FirstK
 from regrad.torch.describe import UNSEEN_BYTES
+from regrad.torch.frontier import _resolve
 from regrad.torch.frontier_pricing import NoSuchSpan, Pricing, depth_of, recomputed, simplified
 
 PLANNERS = {"Optimal", "Milp", "Optimal, nested", "Frontier", "KeepAll", "RecomputeAll", "FirstK", "EveryK", "Uniform",
@@ -38,7 +39,7 @@ def gpt_profile() -> rt.Profile:
 @pytest.fixture(scope="module")
 def curve(gpt_profile: rt.Profile) -> rt.Frontier:
     torch.manual_seed(0)
-    return rt.frontier(gpt_step(), profile=gpt_profile)
+    return rt.frontier(gpt_step(), profile=gpt_profile, budgets=["min", "40%", "50%", "60%", "80%", "100%"])
 
 
 def test_every_planner_is_on_it_or_has_a_reason(curve: rt.Frontier) -> None:
@@ -54,6 +55,7 @@ def test_ours_is_never_above_the_others(curve: rt.Frontier) -> None:
     assert curve.behind() == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: conv_step("group"), lambda: conv_step("batch"), lambda: shared_step()],
                          ids=["group norm", "batch norm", "one block called three times"])  # fmt: skip
 def test_nor_on_other_models(make) -> None:
@@ -86,7 +88,7 @@ def test_a_point_is_the_price_of_the_plan(curve: rt.Frontier, gpt_profile: rt.Pr
 
 
 def test_a_planner_on_the_curve_is_what_it_plans_alone(curve: rt.Frontier, gpt_profile: rt.Profile) -> None:
-    budget = curve.budgets_bytes[6]
+    budget = curve.budgets_bytes[3]
     plan = rt.plan_profile(gpt_profile, budget, FirstK())
     best = curve.best(budget, "FirstK")
     assert best is not None
@@ -101,6 +103,13 @@ def test_budgets_as_they_are_given(gpt_profile: rt.Profile) -> None:
     refused = [one for one in found.left_out if one.method == OURS]
     assert [one.reason.startswith("nothing fits 1.00 KiB: the least is ") for one in refused] == [True]
     assert len(found.of(OURS)) == 2
+
+
+def test_budgets_that_are_not_given(gpt_profile: rt.Profile) -> None:
+    least = rt.plan_profile(gpt_profile, "min")
+    found = _resolve(None, least)
+    assert len(found) == 12
+    assert (found[0], found[-1]) == (least.least_bytes, least.eager_peak_bytes)
 
 
 @pytest.mark.parametrize("budgets", [[], "50%"])

@@ -10,6 +10,8 @@ import regrad
 from regrad.cli.audit import audit
 from regrad.cli.calibrate import calibrate
 from regrad.cli.demo import demo
+from regrad.cli.estimate import estimate
+from regrad.cli.frontier import frontier
 from regrad.cli.plan import plan
 from regrad.cli.saved import saved
 from regrad.cli.verify import verify
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 app.command()(plan)
 app.command()(audit)
+app.command()(frontier)
+app.command()(estimate)
 app.command()(saved)
 app.command()(demo)
 app.command()(verify)

@@ -23,6 +23,18 @@ SequenceLength = Annotated[
 ]
 Dtype = Annotated[DtypeName | None, typer.Option("--dtype", help="Type of the weights.", show_default="fp32")]
 Optimizer = Annotated[OptimizerName | None, typer.Option("--optimizer", help="Its state counts.", show_default="adamw")]
+OptimizerDtype = Annotated[
+    DtypeName | None,
+    typer.Option("--optimizer-dtype", help="Type of the optimizer's moments.", show_default="that of the weights"),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option("--device", help="A device that need not be here, such as h100-80gb, a100-40gb, l4, rtx-4090, t4."),
+]
+DeviceMemory = Annotated[
+    str | None,
+    typer.Option("--device-memory", help="Its memory, such as 24GiB: of --device, or alone for one without a name."),
+]
 Config = Annotated[
     list[str] | None,
     typer.Option("--config", metavar="KEY=VALUE", help="Change a setting of the configuration; may be repeated."),

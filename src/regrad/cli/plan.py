@@ -3,78 +3,120 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from regrad.cli import names, options
+from regrad.cli.device import add_device, refuse
 from regrad.cli.output import Answer, answering, progress_bar
 from regrad.core.codec import plain
-from regrad.core.errors import InvalidPlan
+from regrad.core.errors import InfeasibleBudget, InvalidPlan, UsageError
+from regrad.core.plan import Plan
 from regrad.core.units import Budget
+from regrad.memory.devices import Device, as_device
 from regrad.report.text import plan_report
 from regrad.report.timeline import check_timeline_file, write_timeline
+
+BudgetText = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        help='"8 GiB", "8GB", bytes, "60%" of what the eager step needs, or "min".',
+        show_default="what --device leaves",
+    ),
+]
+Segments = Annotated[str | None, typer.Option("--segments", help='Modules to choose among, such as "transformer.h.*".')]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the plan to this file, as JSON.")]
+TimelineFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--timeline",
+        help="Draw the step's memory over time: .svg, .png, .json (the figures) or .trace.json (for Perfetto).",
+    ),
+]
 
 
 def plan(
     subject: options.Subject,
-    budget: Annotated[
-        str, typer.Option("--budget", help='"8 GiB", "8GB", bytes, "60%" of what the eager step needs, or "min".')
-    ],
-    segments: Annotated[
-        str | None, typer.Option("--segments", help='Modules to choose among, such as "transformer.h.*".')
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file, as JSON.")] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(
-            "--timeline",
-            help="Draw the step's memory over time: .svg, .png, .json (the figures) or .trace.json (for Perfetto).",
-        ),
-    ] = None,
+    budget: BudgetText = None,
+    segments: Segments = None,
+    out: Out = None,
+    timeline: TimelineFile = None,
     batch: options.BatchSize = None,
     sequence: options.SequenceLength = None,
     dtype: options.Dtype = None,
     optimizer: options.Optimizer = None,
+    optimizer_dtype: options.OptimizerDtype = None,
+    device: options.DeviceName = None,
+    device_memory: options.DeviceMemory = None,
     config: options.Config = None,
     as_json: options.Json = False,
 ) -> None:
     """Choose what to keep and what to recompute so that SUBJECT's training step fits BUDGET.
 
     Nothing is trained and nothing but --out and --timeline is written. Exit code 1 with the least feasible bytes if
-    nothing fits.
+    nothing fits. With --device the step is planned for a device that need not be here: models of transformers are then
+    built without bytes, and the budget is what that device leaves unless it is given.
     """
     with answering(Answer("plan", subject, as_json)) as answer:
         # Everything that can be refused without loading a framework is refused first.
-        wanted = Budget.parse(budget)
+        target = as_device(device, device_memory)
+        wanted = _budget(budget, target)
         settings = options.read_config(config)
-        _check_out(out)
-        if timeline is not None:
-            check_timeline_file(timeline)
+        _check_files(out, timeline)
         import regrad.torch as rt
-        from regrad.torch.subject import Wishes, load_subject
+        from regrad.torch.moments import with_moments
+        from regrad.torch.subject import Wishes, with_subject
 
         with progress_bar() as report:
             report("building the model", 0.0)
-            wishes = Wishes(batch, sequence, names.dtype(dtype), names.optimizer(optimizer), settings)
-            step = load_subject(subject, wishes)
-            answer.device = str(step.device)
-            profile = rt.profile(step, segments=segments, progress=report)
-            made = rt.plan_profile(profile, wanted, progress=report)
+            make = with_moments(names.optimizer(optimizer), names.dtype(optimizer_dtype))
+            wishes = Wishes(batch, sequence, names.dtype(dtype), make, settings, without_bytes=target is not None)
+
+            def profiled(step: Any) -> Any:
+                answer.device = str(step.device) if target is None else target.name
+                on: dict[str, Any] = {} if target is None else {"device": target}
+                return rt.profile(step, segments=segments, progress=report, **on)
+
+            profile = with_subject(subject, wishes, profiled)
+            try:
+                made = rt.plan_profile(profile, wanted, progress=report)
+            except InfeasibleBudget as error:
+                refuse(answer, error, profile, target)
+                return
         answer.body = {"plan": plain(made)}
         answer.shown = [plan_report(made)]
+        if target is not None:
+            add_device(answer, profile, made, target)
         if out is not None:
-            out.write_text(made.to_json() + "\n", encoding="utf-8")
-            answer.body["plan_file"] = str(out)
-            answer.shown.append(f"written to {out}")
+            _write(answer, made, out)
         if timeline is not None:
             write_timeline(rt.timeline(profile, made), timeline, title=subject)
             answer.body["timeline_file"] = str(timeline)
             answer.shown.append(f"timeline in {timeline}")
 
 
-def _check_out(out: Path | None) -> None:
-    """Say before the work, not after it, that its result has no place."""
+def _write(answer: Answer, made: Plan, out: Path) -> None:
+    """Write the plan and say where it is."""
+    out.write_text(made.to_json() + "\n", encoding="utf-8")
+    answer.body["plan_file"] = str(out)
+    answer.shown.append(f"written to {out}")
+
+
+def _budget(budget: str | None, target: Device | None) -> Budget:
+    """The budget that was given, else what the device leaves."""
+    if budget is not None:
+        return Budget.parse(budget)
+    if target is None:
+        raise UsageError('there is no budget: give --budget "8 GiB", or a device (--device h100-80gb) to plan for.')
+    return Budget.parse(target.usable_bytes)
+
+
+def _check_files(out: Path | None, timeline: Path | None) -> None:
+    """Say before the work, not after it, that its results have no place."""
+    if timeline is not None:
+        check_timeline_file(timeline)
     if out is None:
         return
     if out.is_dir():

@@ -51,7 +51,8 @@ class Moves:
         first, last = self.calls[start][0], self.calls[stop - 1][1]
         if self.problem(first, last):
             return None
-        return TapeRange(first, last, tuple(r for r in inner if first <= r.start and r.stop <= last))
+        inside = (r for r in inner if first <= r.start and r.stop <= last and (r.start, r.stop) != (first, last))
+        return TapeRange(first, last, tuple(inside))
 
     def _placed(self, rest: Ranges, one: TapeRange | None) -> Ranges | None:
         if one is None or any(other.start < one.stop and one.start < other.stop for other in rest):

@@ -1,8 +1,12 @@
 """regrad for PyTorch: plan a training step into a memory budget, run it under the plan, measure it."""
 
 from regrad.core.audit import Audit, Divergence
+from regrad.core.frontier_curve import Frontier, FrontierPoint
+from regrad.memory.estimate import Estimate
 from regrad.torch.audit.audit import audit
+from regrad.torch.estimate import estimate
 from regrad.torch.execute import apply, is_applied, remove
+from regrad.torch.frontier import frontier
 from regrad.torch.measure import Measurement, Pair, measure, measure_from_start, measure_pair
 from regrad.torch.plan import plan, plan_profile, profile
 from regrad.torch.profile import Profile
@@ -16,6 +20,9 @@ __all__ = [
     "Audit",
     "Checkpoint",
     "Divergence",
+    "Estimate",
+    "Frontier",
+    "FrontierPoint",
     "Measurement",
     "Pair",
     "Profile",
@@ -24,6 +31,8 @@ __all__ = [
     "apply",
     "audit",
     "checkpoint",
+    "estimate",
+    "frontier",
     "is_applied",
     "is_replaying",
     "measure",

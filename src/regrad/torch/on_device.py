@@ -39,7 +39,7 @@ def on_device(device: Device | None) -> Iterator[None]:
     if device is None:
         yield
     else:
-        with _Kernels(device):
+        with Kernels(device):
             yield
 
 
@@ -51,8 +51,8 @@ def device_form(optimizer: torch.optim.Optimizer | None) -> None:
             group["foreach"] = True
 
 
-class _Kernels(TorchFunctionMode):
-    """Replaces the calls named above."""
+class Kernels(TorchFunctionMode):
+    """Replaces the calls named above. It has no state: what runs under it twice does the same twice."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()

@@ -14,7 +14,9 @@ from regrad.core.chain import KEEP
 from regrad.core.errors import InfeasibleBudget, InvalidPlan, PlanMismatch, PlannerMismatch
 from regrad.core.plan import Plan, Solution, leaves
 from regrad.core.simulate_trace import live_levels
+from regrad.core.trace import OPTIMIZER
 from regrad.core.units import Budget, format_bytes
+from regrad.memory.devices import Device, as_device
 from regrad.planners.portfolio import Portfolio
 from regrad.planners.tape_search import Priced, TapeSearch
 from regrad.torch.describe import BAND_RATIO, UNSEEN_BYTES, Found, describe
@@ -84,11 +86,16 @@ def profile(
     loss: Callable[[nn.Module, Any], torch.Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     segments: str | None = None,
+    device: str | Device | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """The profile of a step, which serves every budget: ``plan_profile(profile, "8 GiB")``. Arguments: :func:`plan`."""
+    """The profile of a step, which serves every budget: ``plan_profile(profile, "8 GiB")``. Arguments: :func:`plan`.
+
+    ``device`` is one that need not be here ("h100-80gb"; see :mod:`regrad.memory.devices`): the step is recorded with the
+    operations that it would run there, and bytes and seconds are translated.
+    """
     step = model if isinstance(model, Step) else Step(model, batch, loss, optimizer)
-    return make_profile(step, segments=segments, progress=progress)
+    return make_profile(step, segments=segments, progress=progress, device=as_device(device))
 
 
 def plan_profile(
@@ -200,6 +207,8 @@ class _Search:
         if solution.least_bytes:
             proposals += self._propose(solution.least_bytes)
         best = min(proposals, key=self.peak)
+        if self._at_floor(best):
+            return self.found(best)
         if isinstance(self.planner, Portfolio):
             best = lower(best, self.source, self.peak)
         found = [self.found(best)]
@@ -208,8 +217,15 @@ class _Search:
         found += [self.taped(search.least(), search) for search in self.searches]
         return min(found, key=lambda one: one.peak_bytes)
 
+    def _at_floor(self, options: Options) -> bool:
+        """Whether the peak falls in the optimizer's step, which is the same under every plan."""
+        levels = self.source.levels(options)
+        return self.source.arithmetic.trace.operations[levels.operations[levels.peak_slot]].phase == OPTIMIZER
+
     def fastest(self, budget_bytes: int, least: Found) -> Found:
         """The fastest whose peak is within the budget; the one of the least peak if none is."""
+        if least.peak_bytes > budget_bytes and self._at_floor(least.options):
+            return least
         found = [least] if isinstance(self.planner, Portfolio) else []
         found += self._with_spans(budget_bytes)
         options = self._fastest_options(budget_bytes, least.options)

@@ -13,6 +13,7 @@ from torch import nn
 from regrad.core.chain import KEEP, Chain, Problem
 from regrad.core.simulate_trace import Levels, Range, StateCopy, TraceArithmetic
 from regrad.core.trace import Call, Trace
+from regrad.memory.devices import Device
 from regrad.planners.tape_search import TapeSearch
 from regrad.torch import execute
 from regrad.torch.chain import Piece, build_chain
@@ -20,6 +21,7 @@ from regrad.torch.clock import Clock
 from regrad.torch.dryrun import Rehearsal
 from regrad.torch.fingerprint import fingerprint, step_fingerprint
 from regrad.torch.merge import merge_lifetimes
+from regrad.torch.on_device import device_form, on_device
 from regrad.torch.recompute import rehearse
 from regrad.torch.record import Record
 from regrad.torch.room import available_bytes
@@ -27,6 +29,7 @@ from regrad.torch.state import States
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
 from regrad.torch.tape_plan import make_search
+from regrad.torch.translate import NOT_VALIDATED, DeviceClock
 from regrad.torch.watch import border_problem, container_children, find_candidates, given, matches
 
 Progress = Callable[[str, float], None]
@@ -44,10 +47,11 @@ class Profile:
     pieces      for each segment of the chain the module call that it is, and why it can only be kept where that is so
     states      what state each module call finds, and what its engine copies of it
     cache_off   the module whose cache is turned off under a plan; None if none
+    device      the device that need not be here that the figures are for; None: where the step is
     """
 
     rehearsal: Rehearsal
-    clock: Clock
+    clock: Clock | DeviceClock
     eager: Record
     base: Record
     arithmetic: TraceArithmetic
@@ -62,6 +66,7 @@ class Profile:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     named_segments: bool = False
+    device: Device | None = None
     _levels: dict[tuple[str, ...], Levels] = field(default_factory=dict)
 
     @property
@@ -130,33 +135,39 @@ class Profile:
     def dry_run(self, options: tuple[str, ...], taped: execute.Taped | None = None) -> Trace:
         """The record of a step on copies without bytes in which each segment takes the option named."""
         flags = execute.call_options((p.module, p.call, o) for p, o in zip(self.pieces, options, strict=True))
-        record = self.rehearsal.record(
-            lambda model: execute.install_plan(
-                model, flags, training=self.training, cache_off=self.cache_off, engine=rehearse, taped=taped
-            ),
-            number=False,
-        )
+        with on_device(self.device):
+            record = self.rehearsal.record(
+                lambda model: execute.install_plan(
+                    model, flags, training=self.training, cache_off=self.cache_off, engine=rehearse, taped=taped
+                ),
+                number=False,
+            )
         self.clock.read(record)
         return record.trace
 
 
-def make_profile(step: Step, *, segments: str | None = None, progress: Progress | None = None) -> Profile:
+def make_profile(
+    step: Step, *, segments: str | None = None, progress: Progress | None = None, device: Device | None = None
+) -> Profile:
     """Profile ``step``: a few fake steps and one run of every distinct operation. The step is left as it was.
 
     Takes seconds for a model of a dozen blocks; memory for the arguments and results of one operation at a time.
-    ``segments`` is a glob over module names that replaces the search for repeated blocks. Raises what the model raises,
+    ``segments`` is a glob over module names that replaces the search for repeated blocks, ``device`` one that need not be
+    here, for which the record is translated. Raises what the model raises,
     and :class:`regrad.core.errors.CannotTrace` where neither a fake nor a real step can be run.
     """
     began = time.monotonic()
     say = progress or (lambda stage, done: None)
-    with untouched(step):
+    with untouched(step), on_device(device):
         say("running a fake step", 0.0)
         rehearsal = Rehearsal(step)
+        if device is not None:
+            device_form(rehearsal.step.optimizer)
         names = container_children(step.model)
         if segments is not None:
             names = {name for name, _ in step.model.named_modules() if matches(name, segments)}
         eager = rehearsal.record(watch=names)
-        clock = Clock(largest_bytes=available_bytes() // 4)
+        clock = Clock(largest_bytes=available_bytes() // 4) if device is None else DeviceClock(device)
         clock.read(eager, progress=lambda done: say("timing operations", done))
         candidates, cache_off, notes = _choose(step, rehearsal, eager, names, segments)
         say("following lifetimes", 0.0)
@@ -177,10 +188,12 @@ def make_profile(step: Step, *, segments: str | None = None, progress: Progress 
     chain, pieces = build_chain(arithmetic, candidates, ranges_of)
     if rehearsal.why_real:
         notes = (*notes, f"the step was run for real on a copy: fake tensors do not carry it ({rehearsal.why_real})")
+    if device is not None:
+        notes = (*notes, NOT_VALIDATED.format(title=device.title))
     return Profile(
         rehearsal, clock, eager, base, arithmetic, ranges_of, Problem(chain, trace=base.trace), pieces, states,
         fingerprint(step.model), step_fingerprint(step), step.model.training, cache_off, notes, time.monotonic() - began,
-        named_segments=segments is not None,
+        named_segments=segments is not None, device=device,
     )  # fmt: skip
 
 

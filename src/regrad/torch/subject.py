@@ -2,6 +2,7 @@
 
     FILE:FACTORY               a Python file and a function in it that returns an rt.Step
     transformers:CONFIGCLASS   a configuration of the transformers library: its defaults, random weights, random tokens
+    transformers:CONFIG.JSON   the same with the settings of a file; the path alone will do
 
 Weights and tokens are seeded, so the same SUBJECT is the same step every time.
 """
@@ -13,17 +14,19 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from regrad.core.errors import InvalidSubject, mark_as_users
+from regrad.core.errors import InfeasibleBudget, InvalidSubject, UsageError, mark_as_users
 from regrad.torch.step import Step
 
 TRANSFORMERS = "transformers"
+Result = TypeVar("Result")
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -31,7 +34,8 @@ MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 class Wishes:
     """What a user asked for beside the SUBJECT; ``None`` means nothing was said.
 
-    A factory gets those that were said as keyword arguments of the same names, ``config`` spread out.
+    A factory gets those that were said as keyword arguments of the same names, ``config`` spread out. ``without_bytes``
+    asks for a model of fake tensors where regrad itself builds it; a factory is not told.
     """
 
     batch: int | None = None
@@ -39,6 +43,7 @@ class Wishes:
     dtype: torch.dtype | None = None
     optimizer: MakeOptimizer | None = None
     config: Mapping[str, str] = field(default_factory=dict)
+    without_bytes: bool = False
 
     def said(self) -> dict[str, Any]:
         """The wishes that were expressed, by name."""
@@ -61,6 +66,8 @@ def load_subject(subject: str, wishes: Wishes | None = None) -> Step:
     Raises :class:`InvalidSubject` for anything that stands between the words and a step. What a factory itself
     raises is marked as the user's and passed on. Cost: the model is built for real, in main memory.
     """
+    if subject.endswith(".json") and ":" not in subject:
+        subject = f"{TRANSFORMERS}:{subject}"
     head, colon, name = subject.rpartition(":")
     if not colon or not head or not name:
         raise InvalidSubject(
@@ -74,6 +81,22 @@ def load_subject(subject: str, wishes: Wishes | None = None) -> Step:
 
         return build_step(name, wishes)
     return _from_factory(Path(head), name, wishes)
+
+
+def with_subject(subject: str, wishes: Wishes, run: Callable[[Step], Result]) -> Result:
+    """``run`` on the step that ``subject`` names.
+
+    A step that was built without bytes cannot be run for real where fake tensors do not carry it. It is then built again
+    with them, where there is room, and that one decides: its exception is the model's own.
+    """
+    step = load_subject(subject, wishes)
+    try:
+        return run(step)
+    except Exception as error:
+        built_without = isinstance(next(step.model.parameters()), FakeTensor) and wishes.without_bytes
+        if not built_without or isinstance(error, (UsageError, InfeasibleBudget)):
+            raise
+    return run(load_subject(subject, replace(wishes, without_bytes=False)))
 
 
 def _from_factory(path: Path, name: str, wishes: Wishes) -> Step:

@@ -1,13 +1,20 @@
-"""The SUBJECT ``transformers:CONFIGCLASS``: a model of random weights and a batch of random data for it."""
+"""The SUBJECT ``transformers:CONFIGCLASS``: a model of random weights and a batch of random data for it.
+
+In place of a class the path of a configuration file (``config.json``, as checkpoints have beside them) may be given.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regrad.core.errors import InvalidSubject
 from regrad.core.units import format_bytes
@@ -37,7 +44,7 @@ def _tokens(config: Any, dtype: torch.dtype) -> MakeBatch:
 
     def make_batch(batch_size: int, sequence_length: int | None = None) -> dict[str, torch.Tensor]:
         length = sequence_length or min(SEQUENCE, longest or SEQUENCE)
-        if longest is not None and length > longest:
+        if longest is not None and length > longest and not _rotates(config):
             raise InvalidSubject(
                 f"--sequence {length} is longer than the {longest} positions that {type(config).__name__} has. "
                 f"Ask for at most {longest}, or give --config max_position_embeddings={length}."
@@ -47,6 +54,11 @@ def _tokens(config: Any, dtype: torch.dtype) -> MakeBatch:
         return {"input_ids": ids, "labels": ids.clone()}
 
     return make_batch
+
+
+def _rotates(config: Any) -> bool:
+    """Whether positions are angles, computed for any length, and not rows of a table that ends somewhere."""
+    return bool(getattr(config, "rope_parameters", None))
 
 
 def _images(config: Any, dtype: torch.dtype) -> MakeBatch:
@@ -73,23 +85,60 @@ KINDS = (
 
 
 def build_step(name: str, wishes: Wishes) -> Step:
-    """The step of the configuration class ``name``. Raises :class:`InvalidSubject`; builds the model in main memory."""
+    """The step of the configuration class, or configuration file, ``name``.
+
+    Raises :class:`InvalidSubject`. The model is built in main memory; with ``wishes.without_bytes`` under fake tensors,
+    so that its size does not matter.
+    """
     library = _transformers()
     # It warns of token ids and loss names that matter to text and checkpoints, and there is neither here.
     library.logging.set_verbosity_error()
-    config_class = _config_class(library, name)
-    config = _configure(config_class, wishes.config)
-    kind = _kind(library, config_class)
+    config = configuration(library, name, wishes.config)
+    kind = _kind(library, type(config))
     dtype = wishes.dtype or torch.float32
     make_batch = kind.make_batch(config, dtype)
     batch = make_batch(wishes.batch or BATCH, wishes.sequence)
     build = getattr(library, kind.auto).from_config
-    _check_settings(lambda: build(config, dtype=dtype), name)
+    if not wishes.without_bytes:
+        _check_room(_refusing(lambda: build(config, dtype=dtype), name, torch.device("meta")), name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = build(config, dtype=dtype).train()
+        mode = FakeTensorMode() if wishes.without_bytes else contextlib.nullcontext()
+        model = _refusing(lambda: build(config, dtype=dtype), name, mode).train()
     make_optimizer = wishes.optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE))
     return Step(model, batch, optimizer=make_optimizer(model.parameters()), make_batch=make_batch)
+
+
+def configuration(library: Any, name: str, overrides: Mapping[str, str]) -> Any:
+    """The configuration that ``name``, a class or a file, stands for, with settings changed."""
+    if name.endswith(".json") or Path(name).is_dir():
+        file = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+        config_class, settings = _read_file(library, file)
+    else:
+        config_class, settings = _config_class(library, name), {}
+    return _configure(config_class, settings, overrides)
+
+
+def _read_file(library: Any, file: Path) -> tuple[Any, dict[str, Any]]:
+    """The class and the settings of a configuration file. Nothing is fetched, whatever it names."""
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSubject(f"{file} cannot be read: {error.strerror}. Give the path of a config.json.") from error
+    except ValueError as error:
+        raise InvalidSubject(f"{file} is not JSON: {error}. Give a configuration file of transformers.") from error
+    kind = settings.get("model_type") if isinstance(settings, dict) else None
+    if not kind:
+        raise InvalidSubject(
+            f'{file} does not say which model it configures: it has no "model_type". Add one, such as '
+            '"model_type": "llama", or name a class: transformers:LlamaConfig with --config KEY=VALUE.'
+        )
+    known = library.CONFIG_MAPPING
+    if kind not in known:
+        close = difflib.get_close_matches(str(kind), list(known.keys()), n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise InvalidSubject(f"{file}: transformers {library.__version__} has no model_type {kind!r}.{hint}")
+    return known[kind], {key: value for key, value in settings.items() if key != "model_type"}
 
 
 def _transformers() -> Any:
@@ -114,7 +163,7 @@ def _config_class(library: Any, name: str) -> Any:
     raise InvalidSubject(f"transformers {library.__version__} {what} {name!r}. {hint}")
 
 
-def _configure(config_class: Any, overrides: Mapping[str, str]) -> Any:
+def _configure(config_class: Any, settings: Mapping[str, Any], overrides: Mapping[str, str]) -> Any:
     plain = config_class()
     for key in overrides:
         if not hasattr(plain, key):
@@ -125,7 +174,7 @@ def _configure(config_class: Any, overrides: Mapping[str, str]) -> Any:
             raise InvalidSubject(f"--config {key}: {config_class.__name__} has no such setting. {hint}")
     values = {key: read_value(text) for key, text in overrides.items()}
     try:
-        config = config_class(**values)
+        config = config_class(**{**settings, **values})
     except Exception as error:
         shown = ", ".join(f"{key}={value!r}" for key, value in values.items())
         raise InvalidSubject(f"{config_class.__name__}({shown}) is refused by transformers: {error}") from error
@@ -145,21 +194,26 @@ def _kind(library: Any, config_class: Any) -> Kind:
     )
 
 
-def _check_settings(build: Callable[[], torch.nn.Module], name: str) -> None:
-    """Refuse settings that make no model, and weights that do not fit into memory, before anything is allocated."""
+def _refusing(build: Callable[[], torch.nn.Module], name: str, where: Any) -> torch.nn.Module:
+    """The model, built under ``where``; settings that make no model are refused as such."""
     try:
-        with torch.device("meta"):
-            model = build()
+        with where:
+            return build()
     except Exception as error:
         raise InvalidSubject(
             f"transformers cannot build a model from {name} with these settings: {type(error).__name__}: {error}. "
             "Change them with --config KEY=VALUE."
         ) from error
+
+
+def _check_room(model: torch.nn.Module, name: str) -> None:
+    """Refuse weights that do not fit into memory before anything is allocated."""
     needed = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     available = available_bytes()
     if needed > available:
         raise InvalidSubject(
             f"the weights of {name} with these settings are {format_bytes(needed)} ({needed:,} bytes) and "
             f"{format_bytes(available)} of memory can be had; planning builds the model. Make it smaller, "
-            "for example with --config num_hidden_layers=4 or --dtype bf16."
+            "for example with --config num_hidden_layers=4 or --dtype bf16, or plan for a device (--device h100-80gb), "
+            "for which it is built without bytes."
         )

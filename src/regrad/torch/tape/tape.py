@@ -13,6 +13,7 @@ import torch
 from torch.utils._device import DeviceContext
 
 from regrad.core.errors import UsageError
+from regrad.torch.on_device import Kernels
 from regrad.torch.regions.frames import LOCK
 from regrad.torch.regions.region import RegionKept
 from regrad.torch.tape.calls import Kind, Numbering
@@ -192,7 +193,7 @@ class _Taping(Numbering):
             return "saved-tensor hooks are switched off"
         if _top_hooks(True) != self.hooks:
             return "it begins inside a part whose saved tensors other code takes (a checkpoint, save_on_cpu)"
-        if any(not isinstance(mode, DeviceContext) for mode in self.below):
+        if any(not isinstance(mode, (DeviceContext, Kernels)) for mode in self.below):
             return "another function mode is active, which may change what calls do"
         return ""
 

@@ -144,10 +144,8 @@ class Reach:
         for name in code.co_names:
             if name in names:
                 self._add_global(names, name, code)
-        if "STORE_GLOBAL" in {step.opname for step in dis.get_instructions(code)}:
-            for step in dis.get_instructions(code):
-                if step.opname == "STORE_GLOBAL":
-                    self.globals[id(names), step.argval] = (names, step.argval)
+        for name in _stored_globals(code):
+            self.globals[id(names), name] = (names, name)
 
     def _add_global(self, names: dict[str, Any], name: str, code: CodeType) -> None:
         value = names.get(name, MISSING)
@@ -168,3 +166,9 @@ class Reach:
             self.globals[id(names), name] = (names, name)
             if isinstance(value, functools._lru_cache_wrapper):
                 self.add_function(value.__wrapped__)
+
+
+@functools.cache
+def _stored_globals(code: CodeType) -> tuple[str, ...]:
+    """The global names that ``code`` writes."""
+    return tuple(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")

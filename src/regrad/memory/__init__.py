@@ -1,0 +1,1 @@
+"""Bytes by formula: optimizers, transformer layers, sharding, devices and their allocator. Pure; knows no framework."""
