@@ -134,7 +134,9 @@ def test_hidden_write_of_running_statistics_alone_is_found() -> None:
     plan = rt.plan(
         model, torch.randn(8, 16), loss=lambda m, b: m(b).square().mean(), budget=1 << 40, planner=RecomputeAll()
     )
-    states = {state.name for segment in plan.segments if segment.name == "1" for state in segment.state if state.written}
+    states = {
+        state.name for segment in plan.segments if segment.name == "1" for state in segment.state if state.written
+    }
     assert {"buffer 1.mean", "buffer 1.var"} <= states
 
 
