@@ -11,6 +11,7 @@ from regrad.demo.gpt import MLP
 from regrad.demo.run import run_demo
 from regrad.demo.subject import Subject
 from regrad.demo.train import Run, compare, counting_forwards, train_in_turns
+from regrad.planners import RecomputeAll
 
 SMALL = Subject(layers=3, width=32, heads=2, sequence=32, batch_size=2, corpus_bytes=50_000)
 
@@ -71,7 +72,7 @@ def test_forwards_are_counted_replays_too() -> None:
     with counting_forwards(MLP) as count:
         step()
     assert count.calls == 3
-    plan = rt.plan(step, budget="min")
+    plan = rt.plan(step, budget=1 << 40, planner=RecomputeAll())
     rt.apply(step.model, plan)
     with counting_forwards(MLP) as count:
         step()

@@ -134,7 +134,12 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     if missing:
         raise PlanMismatch(plan.fingerprint, found, f"it has no module {missing[0]!r}")
     if any(choice.is_span for choice in plan.choices):
-        raise InvalidPlan("the plan holds a span of several segments, which this version cannot run; plan again")
+        raise InvalidPlan("the plan holds a span of several segments, which runs as ranges of torch calls; plan again")
+    if plan.ranges and calls:
+        raise InvalidPlan(
+            f"the plan recomputes {next(iter(calls))} as a segment and {plan.ranges[0].name} as a range of torch calls; "
+            "both in one plan are not supported"
+        )
     remove(model)
     install_plan(model, calls, training=plan.training, cache_off=plan.cache_off, taped=taped_of(plan))
     _prime(model, plan)

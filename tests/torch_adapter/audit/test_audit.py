@@ -19,6 +19,7 @@ from torch import nn
 import regrad.torch as rt
 from regrad.core.audit import Audit
 from regrad.core.errors import AuditUnsupported, InvalidSubject, PlanMismatch, ReplayError
+from regrad.planners import Optimal
 from regrad.torch.audit.world import World
 from regrad.torch.recompute import recompute
 
@@ -189,7 +190,7 @@ def test_torchs_checkpoint_beside_it():
 def test_a_plan_and_a_plan_for_another_model():
     model = GPT(3)
     step = rt.Step(model, gpt_batch(), optimizer=torch.optim.AdamW(model.parameters()))
-    plan = rt.plan(step, budget="60%")
+    plan = rt.plan(step, budget="60%", planner=Optimal())
     again = sum(segment.option != "keep" for segment in plan.segments)
     assert 0 < again < 3
     found = rt.audit(step, plan=plan)
@@ -199,6 +200,16 @@ def test_a_plan_and_a_plan_for_another_model():
     assert found.replays == 3 * again
     with pytest.raises(PlanMismatch):
         rt.audit(GPT(2), gpt_batch(), plan)
+
+
+def test_a_plan_of_ranges():
+    model = GPT(3)
+    step = rt.Step(model, gpt_batch(), optimizer=torch.optim.AdamW(model.parameters()))
+    plan = rt.plan(step, budget="60%")
+    assert plan.ranges
+    found = rt.audit(step, plan=plan)
+    assert found.exact, found
+    assert found.replays == found.range_replays == 3 * len(plan.ranges)
 
 
 def test_a_plan_that_recomputes_nothing_says_so():

@@ -40,7 +40,7 @@ def half(step: rt.Step, segments: str | None) -> Plan:
 def with_options(plan: Plan, options: list[str]) -> Plan:
     """``plan`` with other options; its figures no longer count."""
     segments = tuple(replace(s, option=option) for s, option in zip(plan.segments, options, strict=True))
-    return replace(plan, segments=segments, choices=one_level(options))
+    return replace(plan, segments=segments, choices=one_level(options), ranges=(), calls=(), masks=False)
 
 
 @pytest.mark.slow
