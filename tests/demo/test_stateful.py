@@ -40,7 +40,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return rt.plan(SMALL.step(*SMALL.batches()[0]), budget=BUDGET)
+    return rt.plan(SMALL.step(*SMALL.batches()[0]), budget=BUDGET, segments="blocks.*")
 
 
 @pytest.fixture(scope="module")

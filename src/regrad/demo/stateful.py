@@ -43,7 +43,8 @@ def run_stateful(
     began = time.monotonic()
     say = progress or (lambda stage, done: None)
     batches = subject.batches()
-    plan = plan or rt.plan(subject.step(*batches[0]), budget=budget, progress=say)
+    # whole blocks, so that torch's checkpoint can be put on the very same ones
+    plan = plan or rt.plan(subject.step(*batches[0]), budget=budget, segments="blocks.*", progress=say)
     ways = [_Way(Run(name, subject.step(*batches[0]))) for name in (EAGER, PLANNED, TORCH)]
     eager, planned, torchs = ways
     rt.apply(planned.run.step.model, plan)
