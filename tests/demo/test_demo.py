@@ -68,10 +68,13 @@ def test_the_fields_that_others_read(answer: dict[str, Any]) -> None:
 
 
 def test_forwards_are_counted(result: DemoResult) -> None:
-    recomputed = len(result.plan.recomputed)
-    assert 0 < recomputed < 6
+    """A plan of ranges runs no block again, but torch calls of it: the peak tells that it did."""
+    plan = result.plan
+    recomputed = len(plan.recomputed) if not plan.ranges else 0
+    assert len(plan.recomputed) > 0
     assert [row.block_forwards for row in result.rows] == [6, 12, 6 + recomputed]
     assert [row.extra_forwards for row in result.rows] == [0, 6, recomputed]
+    assert result.rows[2].measured_peak_bytes < 0.8 * result.rows[0].measured_peak_bytes
 
 
 def test_every_row_is_the_eager_run_to_the_bit(answer: dict[str, Any]) -> None:
