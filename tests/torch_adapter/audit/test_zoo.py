@@ -7,15 +7,16 @@ not being recomputed.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 import regrad.torch as rt
 from regrad.bench.zoo import ZOO
-from regrad.core.chain import KEEP, RECOMPUTE
+from regrad.core.chain import RECOMPUTE
 from regrad.core.errors import InfeasibleBudget
-from regrad.core.plan import Plan, one_level
+from regrad.core.plan import Plan
+from regrad.torch.describe import Found, describe
+from regrad.torch.profile import Profile
 
 pytest.importorskip("transformers")
 STEPS = 2
@@ -37,10 +38,11 @@ def half(step: rt.Step, segments: str | None) -> Plan:
         return error.plan
 
 
-def with_options(plan: Plan, options: list[str]) -> Plan:
-    """``plan`` with other options; its figures no longer count."""
-    segments = tuple(replace(s, option=option) for s, option in zip(plan.segments, options, strict=True))
-    return replace(plan, segments=segments, choices=one_level(options), ranges=(), calls=(), masks=False)
+def with_options(profile: Profile, chooser: random.Random) -> Plan:
+    """A plan that recomputes some segments and keeps others, as ``rt.plan`` states it: with what kept ones must log."""
+    options = tuple(chooser.choice([option.name for option in segment.options]) for segment in profile.chain.segments)
+    found = Found(options, profile.levels(options))
+    return describe(profile, found, budget_bytes=1 << 40, least_bytes=0, planner="random", notes=())
 
 
 @pytest.mark.slow
@@ -66,14 +68,11 @@ def test_half_and_random(name):
     plan = half(step, model.segments)
     found = rt.audit(step, plan=plan, steps=STEPS, compare_torch=False)
     assert found.verdict == "EXACT", found
-    rng = random.Random(name)
-    options = [
-        rng.choice((KEEP, RECOMPUTE)) if segment.module and "can only" not in segment.reason else segment.option
-        for segment in plan.segments
-    ]
-    found = rt.audit(step, plan=with_options(plan, options), steps=STEPS, compare_torch=False)
+    profile = rt.profile(step, segments=model.segments)
+    plan = with_options(profile, random.Random(name))
+    found = rt.audit(step, plan=plan, steps=STEPS, compare_torch=False)
     assert found.verdict == "EXACT", found
-    wanted = sum(option == RECOMPUTE for option in options)
+    wanted = sum(segment.option == RECOMPUTE for segment in plan.segments)
     assert sum(row.recomputed for row in found.segments) == wanted
     assert {row.replays for row in found.segments if not row.recomputed} <= {0}
     if wanted:
