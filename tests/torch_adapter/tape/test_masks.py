@@ -10,6 +10,7 @@ from comparing import train
 
 import regrad.torch as rt
 from regrad.bench.zoo import ZOO
+from regrad.torch.describe import Found, describe
 from regrad.torch.measure import measure_peak
 from regrad.torch.tape.masks import Mask
 from regrad.torch.tape.ranges import Range
@@ -70,7 +71,11 @@ def test_a_plan_with_masks_is_exact_and_fits() -> None:
     twin = copy.deepcopy(step.model)
     profile = rt.profile(step)
     assert profile.masked_search is not None
-    plan = next(plan for b in ("75%", "60%", "50%", "40%") if (plan := rt.plan_profile(profile, b)).masks)
+    search = profile.masked_search
+    one = min(search.pool, key=lambda one: abs(one.peak_bytes - 0.6 * search.pool[0].peak_bytes))
+    found = Found(tuple("keep" for _ in profile.pieces), search.levels(one.ranges), one.ranges, search)
+    plan = describe(profile, found, budget_bytes=1 << 40, least_bytes=0, planner="masks", notes=())
+    assert plan.masks
     rt.apply(step.model, plan)
     torch.manual_seed(1)
     planned = train(step.model, step.batch)
