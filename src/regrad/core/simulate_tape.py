@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from regrad.core.simulate_trace import Levels, Live, TraceArithmetic, total
+from regrad.core.levels import Layout, Levels, Live, Replay, every
+from regrad.core.simulate_trace import TraceArithmetic
 from regrad.core.trace import NO_HOOK, Save
 
 
@@ -32,19 +33,11 @@ class TapeRange:
     inner: tuple[TapeRange, ...] = ()
 
 
-@dataclass
-class _Node:
+@dataclass(kw_only=True)
+class _Node(Replay):
     range: TapeRange
-    depth: int
-    outer: _Node | None
     inner: list[_Node] = field(default_factory=list)
     saves: list[tuple[int, Save]] = field(default_factory=list)
-    needed: list[int] = field(default_factory=list)
-    externals: set[int] = field(default_factory=set)
-    trigger: int = 0
-    end_after: int = -1
-    slot_of: dict[int, int] = field(default_factory=dict)
-    replay_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,91 +157,49 @@ class TapeArithmetic:
     def levels(self, ranges: Iterable[TapeRange] = (), watch: Live | None = None) -> Levels:
         """The levels of the step with ``ranges`` replayed call by call; see :meth:`TraceArithmetic.levels`."""
         arithmetic, trace = self.arithmetic, self.trace
-        nodes = [self._node(one, 0, None) for one in sorted(ranges, key=lambda one: one.start)]
-        every = _every(nodes)
-        operations, replayed, slot = self._lay_out(every)
-        count = len(operations)
-        made, freed = [0] * (count + 1), [0] * (count + 1)
-
-        def live(size: int, first: int, end: int, storage: int) -> None:
-            if first >= 0:
-                made[first] += size
-            freed[min(end, count)] += size
-            if watch is not None:
-                watch(size, first, end, storage)
-
-        held = self._first_lives(nodes, every, slot, live)
-        for node in every:
+        nodes = [self._node(one, 0) for one in sorted(ranges, key=lambda one: one.start)]
+        everyone = every(nodes)
+        layout = Layout(trace, ((node, self.slice_of(node.range)[0]) for node in everyone), watch)
+        slot, live = layout.slot, layout.live
+        held = self._first_lives(nodes, everyone, slot, live)
+        for node in everyone:
             self._replay_lives(node, slot, live)
-        arithmetic.static_lives(slot, held, live)
-        workspace = [trace.operations[index].workspace_bytes for index in operations]
-        for node in every:
             if any(trace.operations[k].draws and k not in self.draws for k in node.slot_of):
-                for at in node.slot_of.values():
-                    workspace[at] += self.generator_bytes
+                layout.aside(self.generator_bytes, node.slot_of.values())
+        arithmetic.static_lives(slot, held, live)
         seconds = [
             self.seconds[index] if again else trace.operations[index].seconds
-            for index, again in zip(operations, replayed, strict=True)
+            for index, again in zip(layout.operations, layout.replayed, strict=True)
         ]
-        return total(arithmetic.base_bytes, made, freed, workspace, operations, replayed, seconds)
+        return layout.levels(arithmetic.base_bytes, seconds)
 
-    def _node(self, one: TapeRange, depth: int, outer: _Node | None) -> _Node:
-        node = _Node(one, depth, outer)
-        node.inner = [self._node(child, depth + 1, node) for child in sorted(one.inner, key=lambda child: child.start)]
+    def _node(self, one: TapeRange, depth: int) -> _Node:
+        node = _Node(depth=depth, range=one)
+        node.inner = [self._node(child, depth + 1) for child in sorted(one.inner, key=lambda child: child.start)]
         covered = {k for child in one.inner for k in range(child.start, child.stop)}
-        storages = self.trace.storages
-        node.saves = [
-            (index, save)
+        saves = [
+            (k, index, save)
             for k in range(one.start, one.stop)
-            if k not in covered
             for index, save in self._saved[k]
-            if one.start <= storages[index].birth
+            if one.start <= self.trace.storages[index].birth
         ]
-        node.needed, _ = self.slice_of(one)
-        node.externals = self._lent(one)
+        node.saves = [(index, save) for k, index, save in saves if k not in covered]
         # what a range inside saved of this one's results makes this one's replay start, too
-        sequences = [
-            save.node
-            for k in range(one.start, one.stop)
-            for index, save in self._saved[k]
-            if one.start <= storages[index].birth
-        ]
+        sequences = [save.node for _, _, save in saves]
         if sequences:
             node.trigger = self.arithmetic.first_operation_of(max(sequences))
             node.end_after = self.arithmetic.last_operation_of(min(sequences))
         return node
 
-    def _lay_out(self, every: list[_Node]) -> tuple[list[int], list[bool], list[int]]:
-        stop = self.arithmetic.forward_stop
-        replays: dict[int, list[_Node]] = {}
-        for node in every:
-            if node.end_after >= 0:
-                replays.setdefault(node.trigger, []).append(node)
-        operations, replayed, slot = list(range(stop)), [False] * stop, list(range(stop))
-        for position in range(stop, len(self.trace.operations)):
-            for node in sorted(replays.get(position, ()), key=lambda node: node.depth):
-                for k in node.needed:
-                    node.slot_of[k] = len(operations)
-                    operations.append(k)
-                    replayed.append(True)
-                node.replay_end = len(operations)
-            slot.append(len(operations))
-            operations.append(position)
-            replayed.append(False)
-        return operations, replayed, slot
-
-    def _end(self, node: _Node, slot: list[int]) -> int:
-        return slot[node.end_after] + 1 if node.end_after >= 0 else node.range.stop
-
-    def _first_lives(self, nodes: list[_Node], every: list[_Node], slot: list[int], live: Live) -> dict[int, int]:
+    def _first_lives(self, nodes: list[_Node], everyone: list[_Node], slot: list[int], live: Live) -> dict[int, int]:
         """The lives of what the forward makes. Returns until when ranges hold what was there before the step."""
         trace, arithmetic = self.trace, self.arithmetic
         outermost: dict[int, int] = {}
         held: dict[int, int] = {}
         for node in nodes:
             outermost.update(dict.fromkeys(range(node.range.start, node.range.stop), node.range.start))
-        for node in every:
-            end = self._end(node, slot)
+        for node in everyone:
+            end = node.until(slot, node.range.stop)
             top = outermost[node.range.start]
             for index in self.slice_of(node.range)[1]:
                 if trace.storages[index].birth < top:
@@ -280,8 +231,8 @@ class TapeArithmetic:
         own: dict[int, int] = {}
         for index, save in node.saves:
             own[index] = max(own.get(index, 0), slot[arithmetic.last_operation_of(save.node)] + 1)
-        for child in _every(node.inner):
-            end = self._end(child, slot)
+        for child in every(node.inner):
+            end = child.until(slot, child.range.stop)
             for index in self.slice_of(child.range)[1]:
                 own[index] = max(own.get(index, 0), end)
             for k in range(child.range.start, child.range.stop):
@@ -311,11 +262,3 @@ def _groups(calls: list[int]) -> tuple[list[int], list[int]]:
         if starts[k] == k:
             stop = k
     return starts, stops
-
-
-def _every(nodes: Iterable[_Node]) -> list[_Node]:
-    found = []
-    for node in nodes:
-        found.append(node)
-        found += _every(node.inner)
-    return found

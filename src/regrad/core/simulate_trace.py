@@ -19,9 +19,10 @@ Cost: one pass over storages and operations for each plan, milliseconds for a th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from regrad.core.levels import Layout, Levels, Live, Replay, every
 from regrad.core.trace import BACKWARD, NO_HOOK, OPTIMIZER, Save, Trace
 
 
@@ -67,89 +68,24 @@ class Range:
         return sum(copy.present_bytes for copy in self.state)
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """Live bytes of a step, operation by operation in the order in which they run, replays included.
-
-    operations  index of the trace's operation that runs in each slot
-    replayed    whether it runs there for a second time or more
-    during      the most bytes alive while it runs, its workspace included
-    before      bytes alive as it starts; one more entry for the end of the step
-    seconds     that it takes; 0 where a replay needs nothing of it
-    """
-
-    operations: list[int]
-    replayed: list[bool]
-    during: list[int]
-    before: list[int]
-    seconds: list[float]
-
-    @property
-    def added_seconds(self) -> float:
-        """Seconds of all replays."""
-        return sum(seconds for seconds, again in zip(self.seconds, self.replayed, strict=True) if again)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The highest moment of the step."""
-        return max(self.during, default=self.before[0])
-
-    @property
-    def peak_slot(self) -> int:
-        """The slot of the peak; the first one if several share it."""
-        return self.during.index(self.peak_bytes) if self.during else 0
-
-
 def live_levels(trace: Trace) -> Levels:
     """Walk a trace as it was recorded: every storage from its birth to its death."""
-    count = len(trace.operations)
-    made, freed = [0] * (count + 1), [0] * (count + 1)
-    level = 0
-    for storage in trace.storages:
+    layout, base = Layout(trace), 0
+    for index, storage in enumerate(trace.storages):
         if storage.birth < 0:
-            level += storage.bytes
-        else:
-            made[storage.birth] += storage.bytes
-        if storage.death is not None:
-            freed[min(storage.death, count)] += storage.bytes
-    workspace = [operation.workspace_bytes for operation in trace.operations]
-    seconds = [operation.seconds for operation in trace.operations]
-    return total(level, made, freed, workspace, list(range(count)), [False] * count, seconds)
+            base += storage.bytes
+        end = len(trace.operations) if storage.death is None else storage.death
+        if storage.birth >= 0 or storage.death is not None:
+            layout.live(storage.bytes, storage.birth, end, index)
+    return layout.levels(base, [operation.seconds for operation in trace.operations])
 
 
-def total(
-    level: int, made: list[int], freed: list[int], workspace: list[int], operations: list[int], replayed: list[bool],
-    seconds: list[float],
-) -> Levels:  # fmt: skip
-    """Levels from what each slot makes, what is freed before it, and what its operation needs for itself."""
-    before, during = [], []
-    for slot, extra in enumerate(workspace):
-        level -= freed[slot]
-        before.append(level)
-        level += made[slot]
-        during.append(level + extra)
-    before.append(level - freed[len(workspace)])
-    return Levels(operations, replayed, during, before, seconds)
-
-
-Live = Callable[[int, int, int, int], None]
-"""``live(bytes, first, end, storage)``: so many bytes are alive from slot ``first`` on until before slot ``end``, which
-may lie beyond the last. ``first`` is -1 for what was there before the step, ``storage`` -1 for generator state."""
-
-
-@dataclass
-class _Node:
-    """A range while it is laid out: where its replay stands and when it ends."""
-
+@dataclass(kw_only=True)
+class _Node(Replay):
     range: Range
-    depth: int
     saves: list[Save]
-    trigger: int = 0
     last: int = 0
-    end_after: int = -1
     inner: list[_Node] = field(default_factory=list)
-    slot_of: dict[int, int] = field(default_factory=dict)
-    replay_end: int = 0
 
 
 class TraceArithmetic:
@@ -210,33 +146,20 @@ class TraceArithmetic:
         save for the operations' workspace.
         """
         nodes = [self._node(one, 0) for one in sorted(ranges, key=lambda one: one.start)]
-        operations, replayed, slot = self._lay_out(nodes)
-        count = len(operations)
-        made, freed = [0] * (count + 1), [0] * (count + 1)
-
-        def live(size: int, first: int, end: int, storage: int) -> None:
-            if first >= 0:
-                made[first] += size
-            freed[min(end, count)] += size
-            if watch is not None:
-                watch(size, first, end, storage)
-
+        everyone = every(nodes)
+        layout = Layout(self.trace, ((node, range(node.range.start, node.range.stop)) for node in everyone), watch)
+        slot, live = layout.slot, layout.live
         holders = self._first_lives(nodes, slot, live)
         for node in nodes:
             self._replay_lives(node, slot, live)
         self.static_lives(slot, holders, live)
-        workspace = [self.trace.operations[index].workspace_bytes for index in operations]
-        for node in _every(nodes):
-            for at in node.slot_of.values():
-                workspace[at] += node.range.present_bytes
-                if watch is not None:
-                    watch(node.range.present_bytes, at, at + 1, -1)
-        seconds = [self.trace.operations[index].seconds for index in operations]
-        for node in _every(nodes):
+        seconds = [self.trace.operations[index].seconds for index in layout.operations]
+        for node in everyone:
+            layout.aside(node.range.present_bytes, node.slot_of.values())
             for k, at in node.slot_of.items():
                 if k >= node.last:
                     seconds[at] = 0.0
-        return total(self.base_bytes, made, freed, workspace, operations, replayed, seconds)
+        return layout.levels(self.base_bytes, seconds)
 
     def static_lives(self, slot: list[int], held: dict[int, int], live: Live) -> None:
         """The lives of what plans do not move: what the backward makes, and what was there and dies in the step."""
@@ -249,55 +172,29 @@ class TraceArithmetic:
         covered = {k for child in inner for k in range(child.range.start, child.range.stop)}
         own = (save for k in range(one.start, one.stop) if k not in covered for save in self._saves[k])
         saves = [save for save in own if save.position != NO_HOOK]
-        node = _Node(one, depth, saves, inner=inner)
-        sequences = [save.node for save in saves] + [save.node for child in _every(inner) for save in child.saves]
+        node = _Node(depth=depth, range=one, saves=saves, inner=inner)
+        sequences = [save.node for save in saves] + [save.node for child in every(inner) for save in child.saves]
         if sequences:
             node.trigger = self.first_operation_of(max(sequences))
             node.end_after = self.last_operation_of(min(sequences))
             node.last = one.stop if inner else max(save.position for save in saves)
         return node
 
-    def _lay_out(self, nodes: list[_Node]) -> tuple[list[int], list[bool], list[int]]:
-        """The operations in the order in which they run, and for each one of the trace the slot of its first run."""
-        replays: dict[int, list[_Node]] = {}
-        for node in _every(nodes):
-            if node.end_after >= 0:
-                replays.setdefault(node.trigger, []).append(node)
-        operations, replayed, slot = (
-            list(range(self.forward_stop)),
-            [False] * self.forward_stop,
-            list(range(self.forward_stop)),
-        )
-        for position in range(self.forward_stop, len(self.trace.operations)):
-            for node in sorted(replays.get(position, ()), key=lambda node: node.depth):
-                for k in range(node.range.start, node.range.stop):
-                    node.slot_of[k] = len(operations)
-                    operations.append(k)
-                    replayed.append(True)
-                node.replay_end = len(operations)
-            slot.append(len(operations))
-            operations.append(position)
-            replayed.append(False)
-        return operations, replayed, slot
-
-    def _held_until(self, node: _Node, slot: list[int]) -> int:
-        return slot[node.end_after] + 1 if node.end_after >= 0 else node.range.stop
-
     def _first_lives(self, nodes: list[_Node], slot: list[int], live: Live) -> dict[int, int]:
         """The lives of what the forward makes. Returns until when ranges hold what they were given, by storage."""
         inside = [False] * (self.forward_stop + 1)
         holders: dict[int, int] = {}
         for node in nodes:
-            end = self._held_until(node, slot)
+            end = node.until(slot, node.range.stop)
             for k in range(node.range.start, node.range.stop):
                 inside[k] = True
             for index in node.range.holds:
                 holders[index] = max(holders.get(index, 0), end)
         innermost: dict[int, int] = {}
-        for node in _every(nodes):
+        for node in every(nodes):
             innermost.update(dict.fromkeys(range(node.range.start, node.range.stop), node.range.stop))
         # An inner range took its copies in the first run too, and keeps those.
-        _copies([(node.range, node.range.start, self._held_until(node, slot)) for node in _every(nodes)], live)
+        _copies([(node.range, node.range.start, node.until(slot, node.range.stop)) for node in every(nodes)], live)
         for birth in range(self.forward_stop):
             for index in self.made_by[birth]:
                 storage = self.trace.storages[index]
@@ -337,15 +234,15 @@ class TraceArithmetic:
     def _replay_lives(self, node: _Node, slot: list[int], live: Live) -> None:
         inside = [False] * (self.forward_stop + 1)
         holders: dict[int, int] = {}
-        again = [(child, child.range.start) for child in _every(node.inner) if child.range.start in node.slot_of]
+        again = [(child, child.range.start) for child in every(node.inner) if child.range.start in node.slot_of]
         _copies([(child.range, node.slot_of[start], node.replay_end) for child, start in again], live)
         innermost: dict[int, int] = {}
-        for child in _every(node.inner):
+        for child in every(node.inner):
             end = node.slot_of.get(child.range.stop - 1, node.replay_end - 1) + 1
             innermost.update(dict.fromkeys(range(child.range.start, child.range.stop), end))
         for child in node.inner:
             if child.end_after >= 0:
-                end = self._held_until(child, slot)
+                end = child.until(slot, child.range.stop)
             else:  # it saves nothing, so what it holds it holds while it runs
                 end = node.slot_of.get(child.range.stop - 1, node.replay_end - 1) + 1
             for k in range(child.range.start, child.range.stop):
@@ -379,11 +276,3 @@ def _copies(takers: list[tuple[Range, int, int]], live: Live) -> None:
             lives[copy.key] = (max(size, copy.bytes), min(first, begin), max(last, end))
     for size, first, last in lives.values():
         live(size, first, last, -1)
-
-
-def _every(nodes: Iterable[_Node]) -> list[_Node]:
-    found = []
-    for node in nodes:
-        found.append(node)
-        found += _every(node.inner)
-    return found

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from regrad.core.levels import Levels
 from regrad.core.plan import PeakMoment
 from regrad.core.simulate_tape import TapeArithmetic
-from regrad.core.simulate_trace import Levels, TraceArithmetic, live_levels
+from regrad.core.simulate_trace import TraceArithmetic, live_levels
 from regrad.core.text import without_numbers
 from regrad.core.trace import (
     ACTIVATIONS,

@@ -21,8 +21,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from regrad.core.levels import Levels
 from regrad.core.simulate_tape import TapeArithmetic, TapeRange
-from regrad.core.simulate_trace import Levels
 from regrad.planners._tape_moves import Moves, Ranges
 
 Blocks = list[tuple[int, int]]

@@ -8,7 +8,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from regrad.core.chain import KEEP, RECOMPUTE, Chain, Option, Segment
-from regrad.core.simulate_trace import Levels, Range, TraceArithmetic
+from regrad.core.levels import Levels
+from regrad.core.simulate_trace import Range, TraceArithmetic
 from regrad.core.trace import BACKWARD, GRADIENTS, Trace
 
 _ACCUMULATES = 1 << 62

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from regrad.core import trace as tr
 from regrad.core.chain import KEEP, RANGES, Chain
+from regrad.core.levels import Levels
 from regrad.core.plan import Plan, SegmentPlan, StatePlan, one_level
 from regrad.core.simulate_tape import TapeRange
-from regrad.core.simulate_trace import Levels, live_levels
+from regrad.core.simulate_trace import live_levels
 from regrad.core.timeline import peak_moment
 from regrad.core.units import format_bytes
 from regrad.planners.tape_search import TapeSearch

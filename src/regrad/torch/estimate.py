@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from regrad.core import trace as tr
-from regrad.core.simulate_trace import Levels, TraceArithmetic
+from regrad.core.levels import Levels
+from regrad.core.simulate_trace import TraceArithmetic
 from regrad.core.timeline import make_timeline
 from regrad.core.trace import Trace
 from regrad.memory.allocator import SEGMENTS_DO_NOT_FIT, Reserved

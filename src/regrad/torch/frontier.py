@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from regrad.core.errors import InfeasibleBudget, PlanMismatch, UsageError
+from regrad.core.errors import InfeasibleBudget, UsageError
 from regrad.core.frontier_curve import OURS, PLANNER, Frontier, FrontierPoint, LeftOut, spread_budgets
 from regrad.core.plan import Plan
 from regrad.core.units import Budget, format_bytes
-from regrad.torch.fingerprint import step_fingerprint
 from regrad.torch.frontier_pricing import Pricing, depth_of
 from regrad.torch.frontier_proposals import propose
 from regrad.torch.plan import plan_profile
-from regrad.torch.profile import Profile, Progress, make_profile
+from regrad.torch.profile import Profile, Progress, profile_of
 from regrad.torch.step import Step
 
 BUDGETS = 12
@@ -53,11 +52,7 @@ def frontier(
         raise UsageError(f"budgets={budgets!r}: give a list with one budget or more, such as ['75%', '50%']")
     wanted = None if budgets is None else [Budget.parse(budget) for budget in budgets]
     step = model if isinstance(model, Step) else Step(model, batch, loss, optimizer)
-    if profile is None:
-        profile = make_profile(step, segments=segments, progress=progress)
-    elif profile.step_fingerprint != (found := step_fingerprint(step)):
-        detail = "the profile is of another model, of other shapes of the batch, or of another optimizer"
-        raise PlanMismatch(profile.step_fingerprint, found, detail)
+    profile = profile_of(step, profile, segments, progress)
     least = plan_profile(profile, "min")
     in_bytes = _resolve(wanted, least)
     points, left_out = _ours(profile, in_bytes, say)

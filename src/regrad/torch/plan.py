@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from regrad.core.chain import KEEP
-from regrad.core.errors import InfeasibleBudget, InvalidPlan, PlanMismatch, PlannerMismatch
+from regrad.core.errors import InfeasibleBudget, InvalidPlan, PlannerMismatch
 from regrad.core.plan import Plan, Solution, leaves
 from regrad.core.simulate_trace import live_levels
 from regrad.core.trace import OPTIMIZER
@@ -21,9 +21,8 @@ from regrad.planners.portfolio import Portfolio
 from regrad.planners.tape_search import Priced, TapeSearch
 from regrad.torch.describe import BAND_RATIO, UNSEEN_BYTES, Found, describe
 from regrad.torch.execute import Taped
-from regrad.torch.fingerprint import step_fingerprint
 from regrad.torch.improve import Options, faster, lower
-from regrad.torch.profile import Profile, Progress, make_profile
+from regrad.torch.profile import Profile, Progress, make_profile, profile_of
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
 from regrad.torch.tape.ranges import Range
@@ -71,11 +70,7 @@ def plan(
     wanted = Budget.parse(budget)
     _check_planner(planner)
     step = model if isinstance(model, Step) else Step(model, batch, loss, optimizer)
-    if profile is None:
-        profile = make_profile(step, segments=segments, progress=progress)
-    elif profile.step_fingerprint != (found := step_fingerprint(step)):
-        detail = "the profile is of another model, of other shapes of the batch, or of another optimizer"
-        raise PlanMismatch(profile.step_fingerprint, found, detail)
+    profile = profile_of(step, profile, segments, progress)
     return plan_profile(profile, wanted, planner, progress)
 
 

@@ -11,7 +11,9 @@ from functools import cached_property
 from torch import nn
 
 from regrad.core.chain import KEEP, Chain, Problem
-from regrad.core.simulate_trace import Levels, Range, StateCopy, TraceArithmetic
+from regrad.core.errors import PlanMismatch
+from regrad.core.levels import Levels
+from regrad.core.simulate_trace import Range, StateCopy, TraceArithmetic
 from regrad.core.trace import Call, Trace
 from regrad.memory.devices import Device
 from regrad.planners.tape_search import TapeSearch
@@ -195,6 +197,17 @@ def make_profile(
         fingerprint(step.model), step_fingerprint(step), step.model.training, cache_off, notes, time.monotonic() - began,
         named_segments=segments is not None, device=device,
     )  # fmt: skip
+
+
+def profile_of(step: Step, known: Profile | None, segments: str | None, progress: Progress | None) -> Profile:
+    """The profile ``known`` if it is one of ``step``, or a new one. Raises :class:`PlanMismatch` if it is of another."""
+    if known is None:
+        return make_profile(step, segments=segments, progress=progress)
+    found = step_fingerprint(step)
+    if known.step_fingerprint != found:
+        detail = "the profile is of another model, of other shapes of the batch, or of another optimizer"
+        raise PlanMismatch(known.step_fingerprint, found, detail)
+    return known
 
 
 def _caching_off(step: Step, module: str | None) -> Callable[[nn.Module], None]:

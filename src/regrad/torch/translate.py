@@ -25,9 +25,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from regrad.core import trace as tr
+from regrad.core.levels import Levels, Live
 from regrad.core.plan import Plan, leaves
 from regrad.core.simulate_tape import TapeRange
-from regrad.core.simulate_trace import Levels, Live
 from regrad.core.trace import Operation, Storage, Trace
 from regrad.memory.allocator import Reserved, replay, round_bytes
 from regrad.memory.devices import Device

@@ -74,25 +74,27 @@ class Ambient:
     @contextmanager
     def _entered(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for (_, get, put), wanted in zip(SWITCHES, self.switches, strict=True):
-                now = get()
-                if now != wanted:
-                    put(wanted)
-                    stack.callback(put, now)
-            if deterministic() != self.deterministic:
-                stack.callback(set_deterministic, deterministic())
-                set_deterministic(self.deterministic)
-            self._enter_autocast(stack)
+            enter(stack, self.switches, self.deterministic, self.autocast)
             stack.enter_context(function_modes(self.function_modes))
             stack.enter_context(dispatch_modes(self.dispatch_modes))
             stack.enter_context(torch.enable_grad())
             yield
 
-    def _enter_autocast(self, stack: ExitStack) -> None:
-        """The cache of low-precision weights stays off: a weight cast in a replay must not serve the user's forward."""
-        for (enabled, dtype), now, device in zip(self.autocast, autocast(), DEVICES, strict=True):
-            if enabled or now[0]:
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
+
+def enter(stack: ExitStack, switches: Any, determinism: Any, casts: Any) -> None:
+    """Put switches, determinism and autocast in force until ``stack`` ends, as :data:`GETTERS`, :func:`deterministic` and
+    :func:`autocast` gave them. Autocast's cache of weights stays off: what is cast in a replay is not the user's."""
+    for (_, get, put), wanted in zip(SWITCHES, switches, strict=True):
+        now = get()
+        if now != wanted:
+            put(wanted)
+            stack.callback(put, now)
+    if deterministic() != determinism:
+        stack.callback(set_deterministic, deterministic())
+        set_deterministic(determinism)
+    for (enabled, dtype), (active, _), device in zip(casts, autocast(), DEVICES, strict=True):
+        if enabled or active:
+            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
 
 
 def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
@@ -160,9 +162,3 @@ def unseen() -> Iterator[None]:
 def modes_active() -> bool:
     """Whether some mode would see an operation now."""
     return bool(_C._len_torch_dispatch_stack() or _C._len_torch_function_stack())
-
-
-# Names that src/regrad/torch/tape/setting.py still imports.
-_DEVICES, _GETTERS, _SWITCHES = DEVICES, GETTERS, SWITCHES
-_autocast, _deterministic, _set_deterministic = autocast, deterministic, set_deterministic
-_dispatch_modes, _function_modes = dispatch_modes, function_modes

@@ -9,12 +9,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from regrad.core.errors import RegionError
-from regrad.torch.regions.ambient import unseen
+from regrad.torch.regions.ambient import function_modes, unseen
 from regrad.torch.regions.arguments import hold
 from regrad.torch.regions.call import in_backward
 from regrad.torch.regions.frames import LOCK
 from regrad.torch.tape.recording import External, Holder, Private, Recorded, Recording, Ref, Saved, digest_of
-from regrad.torch.tape.setting import Setting, function_modes, generator_state, set_generator_state
+from regrad.torch.tape.setting import Setting, generator_state, set_generator_state
 from regrad.torch.tape.slices import Slice, slice_of
 
 

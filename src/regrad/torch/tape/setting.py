@@ -10,22 +10,12 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch as dispatch
 
-from regrad.torch.regions.ambient import (
-    _DEVICES,
-    _GETTERS,
-    _SWITCHES,
-    _autocast,
-    _deterministic,
-    _dispatch_modes,
-    _function_modes,
-    _set_deterministic,
-    unseen,
-)
+from regrad.torch.regions.ambient import GETTERS, autocast, deterministic, dispatch_modes, enter, unseen
 
 _C: Any = torch._C
 _dispatch_depth, _any_autocast = _C._len_torch_dispatch_stack, _C._is_any_autocast_enabled
 _READ = (
-    torch.is_grad_enabled, _C._get_deterministic_algorithms, *_GETTERS, _C._get_deterministic_algorithms_warn_only,
+    torch.is_grad_enabled, _C._get_deterministic_algorithms, *GETTERS, _C._get_deterministic_algorithms_warn_only,
 )  # fmt: skip
 
 
@@ -40,20 +30,10 @@ class Setting:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Put it in force, and bring the present back. Autocast's cache stays off: what is cast here is not the user's."""
+        """Put it in force, and bring the present back."""
         with ExitStack() as stack:
-            for (_, get, put), wanted in zip(_SWITCHES, self.switches, strict=True):
-                now = get()
-                if now != wanted:
-                    put(wanted)
-                    stack.callback(put, now)
-            if _deterministic() != self.deterministic:
-                stack.callback(_set_deterministic, _deterministic())
-                _set_deterministic(self.deterministic)
-            for (enabled, dtype), (active, _), device in zip(self.autocast, _autocast(), _DEVICES, strict=True):
-                if enabled or active:
-                    stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
-            stack.enter_context(_dispatch_modes(self.modes))
+            enter(stack, self.switches, self.deterministic, self.autocast)
+            stack.enter_context(dispatch_modes(self.modes))
             stack.enter_context(torch.set_grad_enabled(self.grad))
             yield
 
@@ -76,16 +56,13 @@ class Settings:
         key = [get() for get in _READ]
         modes = tuple(dispatch._get_current_dispatch_mode_stack()) if _dispatch_depth() else ()
         if _any_autocast():
-            key += _autocast()
+            key += autocast()
         if last is None or key != self._key or modes or last.modes:
             self._key = key
-            last = self._last = Setting(tuple(key[2 : len(_READ) - 1]), _deterministic(), _autocast(), key[0], modes)
+            last = self._last = Setting(tuple(key[2 : len(_READ) - 1]), deterministic(), autocast(), key[0], modes)
         self._few = heeded
         return last
 
-
-function_modes = _function_modes
-"""Context: exactly these function modes, in place of those that are active."""
 
 _GENERATOR = torch.default_generator
 

@@ -1,0 +1,143 @@
+"""Live bytes of a step slot by slot, and how a step with replays is laid out: what both kinds of trace arithmetic share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from regrad.core.trace import BACKWARD, Trace
+
+Live = Callable[[int, int, int, int], None]
+"""``live(bytes, first, end, storage)``: so many bytes are alive from slot ``first`` on until before slot ``end``, which
+may lie beyond the last. ``first`` is -1 for what was there before the step, ``storage`` -1 for generator state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Live bytes of a step, operation by operation in the order in which they run, replays included.
+
+    operations  index of the trace's operation that runs in each slot
+    replayed    whether it runs there for a second time or more
+    during      the most bytes alive while it runs, its workspace included
+    before      bytes alive as it starts; one more entry for the end of the step
+    seconds     that it takes; 0 where a replay needs nothing of it
+    """
+
+    operations: list[int]
+    replayed: list[bool]
+    during: list[int]
+    before: list[int]
+    seconds: list[float]
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds of all replays."""
+        return sum(seconds for seconds, again in zip(self.seconds, self.replayed, strict=True) if again)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest moment of the step."""
+        return max(self.during, default=self.before[0])
+
+    @property
+    def peak_slot(self) -> int:
+        """The slot of the peak; the first one if several share it."""
+        return self.during.index(self.peak_bytes) if self.during else 0
+
+
+@dataclass
+class Replay:
+    """The replay of a range while it is laid out.
+
+    depth      how many ranges it stands inside
+    trigger    the backward operation right before which it runs
+    end_after  the backward operation after which nothing is wanted of it any more; -1 if it never runs
+    slot_of, replay_end   where its operations run, and where they have ended
+    """
+
+    depth: int
+    trigger: int = 0
+    end_after: int = -1
+    slot_of: dict[int, int] = field(default_factory=dict)
+    replay_end: int = 0
+
+    def until(self, slot: list[int], stop: int) -> int:
+        """The slot before which the range is done with; ``stop`` for one that is never replayed."""
+        return slot[self.end_after] + 1 if self.end_after >= 0 else stop
+
+
+class Layout:
+    """A step under a plan: the order of its operations, replays included, and the account of what lives when.
+
+    operations, replayed   as in :class:`Levels`
+    slot                   for each operation of the trace where it runs for the first time
+    """
+
+    def __init__(
+        self, trace: Trace, replays: Iterable[tuple[Replay, Iterable[int]]] = (), watch: Live | None = None
+    ) -> None:
+        """``replays`` go with the forward operations that each runs; ``watch`` is told of every life."""
+        due: dict[int, list[tuple[Replay, Iterable[int]]]] = {}
+        for replay, runs in replays:
+            if replay.end_after >= 0:
+                due.setdefault(replay.trigger, []).append((replay, runs))
+        stop = trace.phase_starts[BACKWARD]
+        self.trace, self.watch = trace, watch
+        self.operations, self.replayed, self.slot = list(range(stop)), [False] * stop, list(range(stop))
+        for position in range(stop, len(trace.operations)):
+            for replay, runs in sorted(due.get(position, ()), key=lambda pair: pair[0].depth):
+                for k in runs:
+                    replay.slot_of[k] = len(self.operations)
+                    self.operations.append(k)
+                    self.replayed.append(True)
+                replay.replay_end = len(self.operations)
+            self.slot.append(len(self.operations))
+            self.operations.append(position)
+            self.replayed.append(False)
+        count = len(self.operations)
+        self._made, self._freed = [0] * (count + 1), [0] * (count + 1)
+        self._workspace = [trace.operations[index].workspace_bytes for index in self.operations]
+
+    def live(self, size: int, first: int, end: int, storage: int) -> None:
+        """Something lives; see :data:`Live`."""
+        if first >= 0:
+            self._made[first] += size
+        self._freed[min(end, len(self.operations))] += size
+        if self.watch is not None:
+            self.watch(size, first, end, storage)
+
+    def aside(self, size: int, slots: Iterable[int]) -> None:
+        """``size`` bytes are put aside while the operations in ``slots`` run."""
+        for at in slots:
+            self._workspace[at] += size
+            if self.watch is not None:
+                self.watch(size, at, at + 1, -1)
+
+    def levels(self, base_bytes: int, seconds: list[float]) -> Levels:
+        """The levels over ``base_bytes``, with the seconds of each slot."""
+        level, before, during = base_bytes, [], []
+        for slot, extra in enumerate(self._workspace):
+            level -= self._freed[slot]
+            before.append(level)
+            level += self._made[slot]
+            during.append(level + extra)
+        before.append(level - self._freed[len(self._workspace)])
+        return Levels(self.operations, self.replayed, during, before, seconds)
+
+
+class _Holds(Protocol):
+    @property
+    def inner(self) -> Sequence[Any]: ...
+
+
+Nested = TypeVar("Nested", bound=_Holds)
+
+
+def every(nodes: Iterable[Nested]) -> list[Nested]:
+    """The nodes and all those inside them, each before what is inside it."""
+    found = []
+    for node in nodes:
+        found.append(node)
+        found += every(node.inner)
+    return found
