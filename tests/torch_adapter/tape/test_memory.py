@@ -162,3 +162,26 @@ def test_the_last_product_of_a_range_is_not_computed_for_a_copy_that_it_saves():
         out.sum().backward()
     assert counter.get_total_flops() == 3 * done  # one forward, two products of the backward, none of the replay
     assert tape.report()[0].calls_replayed == 3 + 1
+
+
+def test_a_tensor_that_only_lends_its_shape_is_let_go():
+    weight, x = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
+
+    def forward(x, like):
+        y = torch.sin(torch.tanh(x @ weight).view_as(like).reshape_as(x))
+        return (y * torch.ones(1, 8).expand_as(y)) @ weight
+
+    lender = [torch.zeros(2, 16)]  # not made by the range: it would be held if a call used it
+    names = names_of(lambda: forward(x, *lender))
+    assert {"Tensor.view_as", "Tensor.reshape_as", "Tensor.expand_as"} <= set(names)
+    forward(x, *lender).sum().backward()
+    eager, weight.grad = weight.grad, None
+    tape = Tape()
+    with tape.forward([Range(0, len(names))]):
+        out = forward(x, *lender)
+    lent = weakref.ref(lender.pop().untyped_storage())
+    gc.collect()
+    assert lent() is None
+    out.sum().backward()
+    assert tape.report()[0].replays == 1
+    assert torch.equal(weight.grad, eager)

@@ -33,6 +33,11 @@ from regrad.torch.tape.slices import forget_unneeded
 
 _KNOWN_TYPES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor}
 _CONSTANTS = {int, float, bool, str, type(None), torch.dtype, torch.Size, torch.device}
+_SHAPED_AS = {
+    "Tensor.view_as": torch.Tensor.view,
+    "Tensor.reshape_as": torch.Tensor.reshape,
+    "Tensor.expand_as": torch.Tensor.expand,
+}
 _C: Any = torch._C
 
 
@@ -93,13 +98,17 @@ class Writer:
         """Run a call and record it."""
         given: list[_Argument] = []
         generators: list[torch.Generator] = []
+        again, recorded = func, args
+        if kind.name in _SHAPED_AS and len(args) == 2 and isinstance(args[1], torch.Tensor):
+            # only the shape of the other tensor is used, so the tensor is not held
+            again, recorded = _SHAPED_AS[kind.name], (args[0], args[1].size())
         try:
-            taken = self._arguments(kind, args, given, generators)
+            taken = self._arguments(kind, recorded, given, generators)
             named = kwargs and {name: self._take(value, kind.name, given, generators) for name, value in kwargs.items()}
         except _Mixed:
             return func(*args, **kwargs)
         call = Recorded(
-            ordinal, kind.name, self.open[-1], func, taken, named,
+            ordinal, kind.name, self.open[-1], again, taken, named,
             tuple([one.what for one in given if one.storage is not None]), self.settings.now(few=not kind.switches),
         )  # fmt: skip
         state = generator_state(generators) if kind.may_draw else None
