@@ -11,10 +11,11 @@ from regrad.core.chain import KEEP, RECOMPUTE
 from regrad.core.errors import PlanMismatch, UsageError
 from regrad.core.frontier_curve import OURS
 from regrad.core.plan import Choice, Choices, one_level
-from regrad.planners import FirstK
+from regrad.planners import Binomial, FirstK, Planner, SqrtN, Uniform
 from regrad.torch.describe import UNSEEN_BYTES
 from regrad.torch.frontier import _resolve
-from regrad.torch.frontier_pricing import NoSuchSpan, Pricing, depth_of, recomputed, simplified
+from regrad.torch.frontier_pricing import Pricing, depth_of, recomputed, simplified
+from regrad.torch.spans import NoSuchSpan
 
 PLANNERS = {"Optimal", "Milp", "Optimal, nested", "Frontier", "KeepAll", "RecomputeAll", "FirstK", "EveryK", "Uniform",
             "SqrtN", "Binomial"}  # fmt: skip
@@ -79,7 +80,7 @@ def test_ours_never_rises_with_the_budget(curve: rt.Frontier) -> None:
 
 def test_a_point_is_the_price_of_the_plan(curve: rt.Frontier, gpt_profile: rt.Profile) -> None:
     for k, point in enumerate(sorted(curve.of("FirstK"), key=lambda one: one.recomputed), start=1):
-        assert (point.setting, point.recomputed, point.depth, point.runs) == (f"k = {k}", k, 1, True)
+        assert (point.setting, point.recomputed, point.depth) == (f"k = {k}", k, 1)
         options = ["keep" if not segment.can(RECOMPUTE) else "" for segment in gpt_profile.chain.segments]
         can = [i for i, option in enumerate(options) if not option]
         options = [RECOMPUTE if i in can[:k] else KEEP for i in range(len(options))]
@@ -154,30 +155,15 @@ def choices(profile: rt.Profile, spans: list[tuple[int, int]]) -> Choices:
     return tuple(found)
 
 
-class _Span(torch.nn.Module):
-    """Blocks as one module, so that a plan for single segments runs them as one."""
-
-    def __init__(self, blocks: list[torch.nn.Module]) -> None:
-        super().__init__()
-        self.inner = torch.nn.ModuleList(blocks)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.inner:
-            x = block(x)
-        return x
-
-
-def test_a_span_is_priced_as_the_module_that_it_is(gpt_profile: rt.Profile) -> None:
-    """Three spans of two blocks against the same model written with three modules of two blocks each."""
-    model = GPT()
-    model.blocks = torch.nn.ModuleList(_Span([model.blocks[i], model.blocks[i + 1]]) for i in (0, 2, 4))
-    step = rt.Step(model, gpt_batch(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    other = rt.profile(step, segments="blocks.*")
-    options = tuple(RECOMPUTE if segment.can(RECOMPUTE) else KEEP for segment in other.chain.segments)
-    assert options.count(RECOMPUTE) == 3
-    peak, seconds = Pricing(gpt_profile).price(choices(gpt_profile, [(0, 2), (2, 4), (4, 6)]))
-    assert peak == other.levels(options).peak_bytes + UNSEEN_BYTES
-    assert seconds > 0
+@pytest.mark.parametrize("planner", [Uniform(3), SqrtN(), Binomial(2)], ids=str)
+def test_a_plan_with_spans_is_priced_as_it_runs(gpt_profile: rt.Profile, planner: Planner) -> None:
+    choices_ = planner(gpt_profile.problem, 1 << 62).plan
+    assert choices_ is not None
+    assert any(choice.is_span for choice in choices_)
+    peak, seconds = Pricing(gpt_profile).price(choices_)
+    plan = rt.plan_profile(gpt_profile, 1 << 40, planner)
+    assert plan.ranges
+    assert (plan.predicted_peak_bytes, plan.added_seconds) == (peak, seconds)
 
 
 def test_a_span_of_one_is_its_segment(gpt_profile: rt.Profile) -> None:
@@ -207,14 +193,12 @@ def test_a_span_over_a_write_from_outside_is_refused() -> None:
     """The blocks work in place on what they are given: none of them can be run again, nor can two at once."""
     from regrad.core.trace import FORWARD
 
-    profile = rt.profile(conv_step("group"))
-    pricing, can = Pricing(profile), blocks_of(profile)
-    pricing.price(choices(profile, [(0, 2)]))
+    free, profile = (rt.profile(conv_step("group")) for _ in range(2))
+    can = blocks_of(profile)
+    Pricing(free).price(choices(free, [(0, 2)]))
     trace = profile.arithmetic.trace
-    call = next(c for c in trace.calls if c.module == profile.pieces[can[1]].module)
-    operation = trace.operations[call.start]
-    first = next(c for c in trace.calls if c.module == profile.pieces[can[0]].module)
-    assert operation.phase == FORWARD
-    operation.writes = (first.inputs[0],)  # as if the second block wrote what the first one was given
-    with pytest.raises(NoSuchSpan, match=r"cannot be run again as one: .* writes its input in place"):
+    first, second = (next(c for c in trace.calls if c.module == profile.pieces[can[i]].module) for i in (0, 1))
+    assert trace.operations[second.start].phase == FORWARD
+    trace.operations[second.start].writes = (first.inputs[0],)  # as if it wrote what the first one was given
+    with pytest.raises(NoSuchSpan, match=r"layers.0 … layers.1 cannot be run again as one: "):
         Pricing(profile).price(choices(profile, [(0, 2)]))

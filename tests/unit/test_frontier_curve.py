@@ -10,8 +10,8 @@ from regrad.core.errors import InvalidPlan, InvalidQuantity
 from regrad.core.frontier_curve import OURS, Frontier, FrontierPoint, LeftOut, outline, spread_budgets
 
 
-def point(method: str, peak_bytes: int, added_seconds: float, *, runs: bool = True) -> FrontierPoint:
-    return FrontierPoint(method, "planner", "", None, peak_bytes, added_seconds, 1 + added_seconds, 1, 1, runs)
+def point(method: str, peak_bytes: int, added_seconds: float) -> FrontierPoint:
+    return FrontierPoint(method, "planner", "", None, peak_bytes, added_seconds, 1 + added_seconds, 1, 1)
 
 
 def curve(*points: FrontierPoint, budgets: tuple[int, ...] = (50, 100, 200)) -> Frontier:
@@ -19,11 +19,11 @@ def curve(*points: FrontierPoint, budgets: tuple[int, ...] = (50, 100, 200)) -> 
 
 
 def test_the_best_within_a_budget():
-    slow, fast, spans = point(OURS, 40, 0.5), point("FirstK", 90, 0.2), point("Uniform", 90, 0.1, runs=False)
+    slow, fast, spans = point(OURS, 40, 0.5), point("FirstK", 90, 0.2), point("Uniform", 90, 0.1)
     found = curve(slow, fast, spans)
     assert found.best(39) is None
     assert found.best(100) is spans
-    assert found.best(100, runs=True) is fast
+    assert found.best(100, fast.method) is fast
     assert found.best(100, OURS) is slow
     assert found.best(80, others=True) is None
     assert found.methods == (OURS, "FirstK", "Uniform")
@@ -35,16 +35,13 @@ def test_of_equally_fast_ones_the_lowest():
 
 
 def test_where_ours_is_beaten():
-    ours, other, spans = point(OURS, 90, 0.3), point("FirstK", 95, 0.2), point("Uniform", 45, 0.1, runs=False)
+    ours, other, spans = point(OURS, 90, 0.3), point("FirstK", 95, 0.2), point("Uniform", 45, 0.4)
     found = curve(ours, other, spans)
     assert [(budget, round(slower, 9), by.method) for budget, slower, by in found.behind()] == [
+        (50, inf, "Uniform"),  # ours has nothing there
         (100, 0.1, "FirstK"),
         (200, 0.1, "FirstK"),
     ]
-    assert [(budget, by.method) for budget, _, by in found.behind(runs=False)] == [
-        (b, "Uniform") for b in (50, 100, 200)
-    ]
-    assert found.behind(runs=False)[0][1] == inf  # ours has nothing there
 
 
 def test_rounding_is_not_being_beaten():

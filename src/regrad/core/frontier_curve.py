@@ -28,7 +28,6 @@ class FrontierPoint:
     step_ratio     step time over the eager step's
     recomputed     segments that run again, once or more
     depth          0 keeps everything, 1 recomputes segments or stretches of calls, more nests
-    runs           whether ``rt.apply`` takes the plan
     """
 
     method: str
@@ -40,7 +39,6 @@ class FrontierPoint:
     step_ratio: float
     recomputed: int
     depth: int
-    runs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +84,26 @@ class Frontier:
         """The points of one method; empty for one that has none."""
         return tuple(point for point in self.points if point.method == method)
 
-    def best(
-        self, budget_bytes: int, method: str | None = None, *, others: bool = False, runs: bool = False
-    ) -> FrontierPoint | None:
+    def best(self, budget_bytes: int, method: str | None = None, *, others: bool = False) -> FrontierPoint | None:
         """The fastest point within a budget, of equally fast ones the lowest; None if none fits.
 
-        Of one ``method``, with ``others`` of all but ours, otherwise of all; with ``runs`` only what can be run.
+        Of one ``method``, with ``others`` of all but ours, otherwise of all.
         """
-        pool = [point for point in self.points if point.peak_bytes <= budget_bytes and (point.runs or not runs)]
+        pool = [point for point in self.points if point.peak_bytes <= budget_bytes]
         if method is not None:
             pool = [point for point in pool if point.method == method]
         if others:
             pool = [point for point in pool if point.method != OURS]
         return min(pool, key=lambda point: (point.added_seconds, point.peak_bytes), default=None)
 
-    def behind(self, *, runs: bool = True) -> tuple[tuple[int, float, FrontierPoint], ...]:
+    def behind(self) -> tuple[tuple[int, float, FrontierPoint], ...]:
         """Where ours is beaten: (budget, seconds slower, by what), for each budget that was asked for.
 
-        ``runs=False`` also holds it against plans that ``rt.apply`` cannot run. A difference within rounding is none. A
-        budget that ours refuses and another method meets is behind by infinitely much.
+        A difference within rounding is none. A budget that ours refuses and another method meets is behind by infinitely much.
         """
         found = []
         for budget in self.budgets_bytes:
-            other, ours = self.best(budget, others=True, runs=runs), self.best(budget, OURS)
+            other, ours = self.best(budget, others=True), self.best(budget, OURS)
             if other is None:
                 continue
             slower = inf if ours is None else ours.added_seconds - other.added_seconds

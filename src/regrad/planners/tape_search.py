@@ -62,6 +62,7 @@ class TapeSearch:
     blocks     the repeated pieces of the model, as intervals of operations; may be empty
     problem    why an interval of operations cannot be a range; "" if it can
     seed, limit_seconds   of the local search, for one budget
+    proposals  plans of others that are tried, too; asked for once, when they are needed
     """
 
     tape: TapeArithmetic
@@ -70,6 +71,7 @@ class TapeSearch:
     problem: Callable[[int, int], str]
     seed: int = 0
     limit_seconds: float = 2.0
+    proposals: Callable[[], Iterable[Ranges]] = tuple
     _priced: dict[Ranges, Priced] = field(default_factory=dict)
     _stretches: dict[tuple[int, ...], _Stretch | None] = field(default_factory=dict)
     _kinds: list[int] = field(default_factory=list)
@@ -257,6 +259,7 @@ class TapeSearch:
             tried.append(self.price(self._whole_blocks(0, len(self.blocks))))
             tried += [self.price(plan) for plan in self._mixtures(plans)]
             tried += [self.price(plan) for plan in self._spans(plans)]
+            tried += [self.price(plan) for plan in self.proposals()]
             self._pool = _front(tried)
         return self._pool
 

@@ -42,11 +42,11 @@ def _table(*names: str) -> Table:
 
 
 def _by_budget(frontier: Frontier) -> Table:
-    """Ours beside the best of all others that can be run."""
+    """Ours beside the best of all others."""
     table = _table("budget", "peak", "step", OURS, "step", "the best of the others")
     behind = {budget for budget, *_ in frontier.behind()}
     for budget in frontier.budgets_bytes:
-        ours, other = frontier.best(budget, OURS), frontier.best(budget, others=True, runs=True)
+        ours, other = frontier.best(budget, OURS), frontier.best(budget, others=True)
         cells = ["–"] * 3 if ours is None else [format_bytes(ours.peak_bytes), _ratio(ours), ours.setting]
         cells += ["–"] * 2 if other is None else [_ratio(other), f"{other.method} {other.setting}".strip()]
         table.add_row(format_bytes(budget), *cells, style="red" if budget in behind else "")
@@ -60,14 +60,13 @@ def _by_method(frontier: Frontier) -> Table:
     for method in frontier.methods:
         points = frontier.of(method)
         lowest = min(points, key=lambda point: (point.peak_bytes, point.added_seconds))
-        span = "" if lowest.runs else " (in spans, which rt.apply does not take)"
         table.add_row(
             method,
             lowest.kind,
             str(len(points)),
             format_bytes(lowest.peak_bytes),
             _ratio(lowest),
-            lowest.setting + span,
+            lowest.setting,
         )
     return table
 

@@ -125,7 +125,7 @@ class Picture:
             shapes.append(Dot(x, y, radius, colour))
         if pixels:
             pixels.append((RIGHT, pixels[-1][1]))
-            shapes.insert(0, Line(tuple(pixels), colour, 2.6 if ours else 1.2, dashed=not all(p.runs for p in points)))
+            shapes.insert(0, Line(tuple(pixels), colour, 2.6 if ours else 1.2))
         return shapes
 
     def _legend(self) -> list[Shape]:
@@ -133,17 +133,11 @@ class Picture:
         x, y = RIGHT + 40, TOP
         for method in self.frontier.methods:
             points = self.frontier.of(method)
-            dashed = not all(point.runs for point in points)
-            shapes.append(
-                Line(((x, y), (x + 26, y)), self.colour[method], 2.6 if method == OURS else 1.2, dashed=dashed)
-            )
+            shapes.append(Line(((x, y), (x + 26, y)), self.colour[method], 2.6 if method == OURS else 1.2))
             hidden = [point for point in outline(points) if point.step_ratio > self.most]
             text = f"{method} ({_beyond(hidden)})" if hidden else method
             shapes.append(Words(x + 34, y + 4, text, bold=method == OURS))
             y += 22
-        if any(not point.runs for point in self.frontier.points):
-            shapes.append(Words(x, y + 8, "dashed: in spans, which rt.apply does not take", FAINT, 11))
-            y += 18
         for one in self.frontier.left_out[:8]:
             shapes.append(Words(x, y + 14, f"not on it: {one.method}", FAINT, 11))
             y += 16

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from regrad.core.chain import Chain, Problem, Segment
+from regrad.core.chain import Problem
 from regrad.core.errors import PlannerMismatch
 from regrad.core.frontier_curve import BASELINE, CONTROL, PLANNER, FrontierPoint, LeftOut
 from regrad.core.plan import Choices
@@ -26,8 +26,9 @@ from regrad.planners import (
     Uniform,
 )
 from regrad.planners.base import recomputable
-from regrad.torch.frontier_pricing import NoSuchSpan, Pricing, can_run, depth_of, recomputed, simplified
+from regrad.torch.frontier_pricing import Pricing, depth_of, recomputed, simplified
 from regrad.torch.profile import Profile
+from regrad.torch.spans import NoSuchSpan
 
 NO_LIMIT = 1 << 62
 MOST_SETTINGS = 64
@@ -57,7 +58,7 @@ def propose(
     points: list[FrontierPoint] = []
     left_out = list(_not_asked(problem))
     absent = {one.method for one in left_out}
-    methods = [method for method in _methods(problem, pricing) if method.name not in absent]
+    methods = [method for method in _methods(problem) if method.name not in absent]
     for number, method in enumerate(methods):
         report(number / len(methods))
         found, reason = _points(method, pricing, budgets)
@@ -67,10 +68,9 @@ def propose(
     return points, left_out
 
 
-def _methods(problem: Problem, pricing: Pricing) -> Iterator[_Method]:
+def _methods(problem: Problem) -> Iterator[_Method]:
     count = len(recomputable(problem))
     numbers = _spread(count)
-    spans = replace(problem, shape=_with_boundaries(problem.chain, pricing))
     for name, kind, planner in (
         ("Optimal", PLANNER, Optimal()),
         ("Milp", PLANNER, Milp(MILP_SECONDS)),
@@ -78,7 +78,7 @@ def _methods(problem: Problem, pricing: Pricing) -> Iterator[_Method]:
         ("KeepOrSnapshot", CONTROL, KeepOrSnapshot()),
     ):
         yield _Method(name, kind, planner=planner, problem=problem)
-    yield _Method("Optimal, nested", PLANNER, planner=Optimal(nested=True), problem=spans)
+    yield _Method("Optimal, nested", PLANNER, planner=Optimal(nested=True), problem=problem)
     yield _Method("Frontier", PLANNER, planner=Frontier(), problem=replace(problem, rule="static"))
     yield _Method("KeepAll", CONTROL, (("", KeepAll()),))
     yield _Method("RecomputeAll", BASELINE, (("", RecomputeAll()),))
@@ -112,24 +112,6 @@ def _not_asked(problem: Problem) -> Iterator[LeftOut]:
         "torch selective, sac_ilp",
         "what they keep within a block is not priced here: python -m regrad.bench side-by-side measures them",
     )
-
-
-def _with_boundaries(chain: Chain, pricing: Pricing) -> Chain:
-    """``chain`` with what programs over spans need: the bytes that a span keeps, and what a replay holds meanwhile."""
-    source = pricing.source
-    storages = source.arithmetic.trace.storages
-    segments: list[Segment] = []
-    for segment, piece in zip(chain.segments, source.pieces, strict=True):
-        one = source.ranges_of.get((piece.module, piece.call))
-        if one is None or segment.boundary_bytes:
-            segments.append(segment)
-            continue
-        boundary = sum(storages[index].bytes for index in set(one.holds) if storages[index].birth >= 0)
-        options = tuple(replace(o, holds_input=o.retained_bytes >= boundary) for o in segment.options)
-        segments.append(
-            replace(segment, boundary_bytes=boundary, replay_bytes=segment.options[-1].forward_bytes, options=options)
-        )
-    return replace(chain, segments=tuple(segments))
 
 
 def _points(method: _Method, pricing: Pricing, budgets: Sequence[int]) -> tuple[list[FrontierPoint], str]:
@@ -189,7 +171,6 @@ def _add(
     ratio = 1 + seconds / eager if eager > 0 else 1.0
     made = FrontierPoint(
         method.name, method.kind, setting or f"{again} segments", budget, peak, seconds, ratio, again, depth_of(plan),
-        can_run(plan),
     )  # fmt: skip
     points.setdefault((peak, seconds), made)
     return ""

@@ -23,10 +23,11 @@ from regrad.torch.describe import BAND_RATIO, UNSEEN_BYTES, Found, describe
 from regrad.torch.execute import Taped
 from regrad.torch.improve import Options, faster, lower
 from regrad.torch.profile import Profile, Progress, make_profile, profile_of
+from regrad.torch.spans import NoSuchSpan, ranges_of
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
 from regrad.torch.tape.ranges import Range
-from regrad.torch.tape_plan import range_plans, spans_as_ranges
+from regrad.torch.tape_plan import range_plans
 
 SMALL_BYTES = 1 << 16
 """A gap between two predictions below this is no news, however small the model."""
@@ -254,13 +255,10 @@ class _Search:
         solution = self.planner(source.problem, target_bytes)
         if solution.plan is None or not any(choice.is_span for choice in solution.plan):
             return None
-        calls = {(call.module, call.count): call for call in source.arithmetic.trace.calls}
-        edges = [calls[p.module, p.call] if p.module else None for p in source.pieces]
-        cuts = [(0, 0) if call is None else (call.start, call.stop) for call in edges]
-        ranges = spans_as_ranges(cuts, solution.plan)
-        bad = next((why for one in ranges if (why := source.search.problem(one.start, one.stop))), "")
-        if bad:
-            raise InvalidPlan(f"{solution.planner} proposes a span that cannot run as one: {bad}")
+        try:
+            ranges = ranges_of(source, solution.plan)
+        except NoSuchSpan as error:
+            raise InvalidPlan(f"{solution.planner} proposes a span that cannot run as one: {error}") from None
         return Found(tuple(KEEP for _ in source.pieces), source.search.levels(ranges), ranges, source.search)
 
     def _fastest_options(self, budget_bytes: int, least: Options) -> Options | None:

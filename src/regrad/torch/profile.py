@@ -27,6 +27,7 @@ from regrad.torch.on_device import device_form, on_device
 from regrad.torch.recompute import rehearse
 from regrad.torch.record import Record
 from regrad.torch.room import available_bytes
+from regrad.torch.spans import nested_seeds
 from regrad.torch.state import States
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
@@ -98,7 +99,10 @@ class Profile:
             return None
         calls = {(call.module, call.count): call for call in self.arithmetic.trace.calls}
         blocks = [calls[piece.module, piece.call] for piece in self.pieces if piece.module]
-        return make_search(self.base, self.arithmetic, [(call.start, call.stop) for call in blocks], masks=masks)
+        made = make_search(self.base, self.arithmetic, [(call.start, call.stop) for call in blocks], masks=masks)
+        if made is not None:
+            made.proposals = lambda: nested_seeds(self, made)
+        return made
 
     def problem_of(self, call: Call) -> str:
         """Why a call of any module could not be recomputed, as far as its operations tell; "" if it could."""
