@@ -141,3 +141,50 @@ def test_transformers(regrad, name, settings):
     plan = said.answer["plan"]
     assert plan["predicted_peak_bytes"] <= plan["budget_bytes"] < plan["eager_peak_bytes"]
     assert any(segment["option"] in ("recompute", "ranges") for segment in plan["segments"])
+
+
+def test_a_policy(regrad, subjects, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    said = regrad(
+        "plan",
+        f"{subjects}:step",
+        "--budget",
+        "80%",
+        "--no-recompute",
+        "--offload",
+        tmp_path,
+        "--keep",
+        "gelu",
+        "--json",
+    )
+    assert said.exit_code == 0, said.err
+    plan = said.answer["plan"]
+    assert plan["ranges"] == []
+    assert {one["how"] for one in plan["moves"]} == {"offload"}
+    assert set(plan["moves"][0]) == {"saves", "how", "name", "bytes", "held_bytes", "added_seconds"}
+    assert not any(plan["calls"][call] == "gelu" for one in plan["moves"] for call, _ in one["saves"])
+    moved = sum(segment["moved_bytes"] for segment in plan["segments"])
+    assert moved == sum(one["bytes"] for one in plan["moves"]) > 0
+    assert list(place.iterdir()) == []
+    said = regrad("plan", f"{subjects}:step", "--budget", "80%", "--no-recompute", "--offload", place)
+    assert re.search(r"moved +\d+ saved tensors?: \d+ offload", said.out)
+
+
+def test_a_policy_that_allows_too_little(regrad, subjects):
+    said = regrad("plan", f"{subjects}:step", "--budget", "60%", "--no-recompute", "--no-pack", "--json")
+    assert said.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--keep", "gello"), "Did you mean gelu"),
+        (("--offload", "host"), "Name a folder"),
+        (("--offload", "/nowhere/at/all"), "/nowhere/at/all"),
+    ],
+)
+def test_a_policy_that_names_what_is_not_there(regrad, subjects, words, message):
+    said = regrad("plan", f"{subjects}:step", "--budget", "60%", *words)
+    assert said.exit_code == 2
+    assert message in said.err

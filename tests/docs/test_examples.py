@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHOWN = {"save_and_reuse": "the least is", "tiny_gpt": "equal to the bit: True"}
+SHOWN = {
+    "explain_oom": "first of all:",
+    "fit": "samples in micro-batches of",
+    "save_and_reuse": "the least is",
+    "tiny_gpt": "equal to the bit: True",
+}
 
 
 def test_each_example_is_known():

@@ -106,7 +106,7 @@ def test_the_floor_is_at_or_under_the_least_peak_of_all_whole_block_plans() -> N
             options[index] = option
         peaks.append(profile.levels(tuple(options)).peak_bytes)
     least = min(peaks) + UNSEEN_BYTES
-    assert rt.plan_profile(profile, "min", planner=Optimal()).predicted_peak_bytes == least
+    assert rt.plan_profile(profile, "min", planner=Optimal()).predicted_peak_bytes <= least
     assert rt.plan_profile(profile, "min").predicted_peak_bytes <= least
 
 

@@ -1,6 +1,7 @@
 """``python -m regrad.bench``: run the main job at many budgets, print it, write ``benchmarks/results``.
 
-``python -m regrad.bench side-by-side`` compares plans with what is done without a planner instead.
+``python -m regrad.bench side-by-side`` compares plans with what is done without a planner instead,
+``python -m regrad.bench estimates`` predicted peaks with measured ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from regrad.bench.budgets import BUDGETS, CASES, run_case
+from regrad.bench.estimates_run import THEME as ESTIMATES
+from regrad.bench.estimates_run import main as estimates
 from regrad.bench.record import write_result
 from regrad.bench.side_by_side_run import THEME
 from regrad.bench.side_by_side_run import main as side_by_side
@@ -24,10 +27,13 @@ def main() -> int:
     """Exit code 1 if a plan went over its budget or changed a bit."""
     if sys.argv[1:2] == [THEME]:
         return side_by_side(sys.argv[2:])
+    if sys.argv[1:2] == [ESTIMATES]:
+        return estimates(sys.argv[2:])
     names = [case.name for case in CASES]
     parser = argparse.ArgumentParser(
         prog="python -m regrad.bench",
-        description=f"The main job at many budgets; python -m regrad.bench {THEME} --help for plans beside baselines.",
+        description=f"The main job at many budgets; python -m regrad.bench {THEME} --help for plans beside baselines, "
+        f"python -m regrad.bench {ESTIMATES} --help for predicted beside measured peaks.",
     )
     parser.add_argument("--cases", nargs="+", choices=names, default=names, help="which subjects")
     parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help='such as "50%%"')

@@ -13,6 +13,7 @@ import json
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -91,14 +92,17 @@ class Counter:
             library.counted_peak.restype = library.counted_now.restype = ctypes.c_longlong
         self._library = library
 
-    def peak(self, step: rt.Step) -> int | None:
-        """The peak of one step: what was there before it by its storages, and what it allocated on top."""
+    def peak(self, step: rt.Step, run: Callable[[], object] | None = None) -> int | None:
+        """The peak of one step: what was there before it by its storages, and what it allocated on top.
+
+        ``run`` runs it, where a step is more than one call of ``step``.
+        """
         if not self.present:
             return None
         step.clear_gradients()
         before = self._library.counted_now()
         self._library.counted_peak()
-        step()
+        (run or step)()
         most = int(self._library.counted_peak())
         step.clear_gradients()
         return persistent_bytes(step) + most - int(before)

@@ -153,9 +153,8 @@ class Comparison:
         step = self.make()
         rt.apply(step.model, plan)
         peak = measure_peak(step, warmup=WARMUP).peak_bytes
-        setting = f"{len(plan.ranges)} ranges" if plan.ranges else f"{len(plan.recomputed)} segments"
         row = Row(
-            self.entry.name, budget, budget_bytes, OURS, setting, feasible, plan.least_bytes, peak,
+            self.entry.name, budget, budget_bytes, OURS, plan.setting, feasible, plan.least_bytes, peak,
             plan.predicted_peak_bytes, plan.step_ratio,
         )  # fmt: skip
         self._finish(row, lambda model: rt.apply(model, plan), f"{OURS} {budget}")

@@ -50,8 +50,7 @@ def frontier(
         import regrad.torch as rt
         from regrad.torch.subject import Wishes, load_subject
 
-        with progress_bar() as report:
-            report("building the model", 0.0)
+        with progress_bar("building the model") as report:
             wishes = Wishes(batch, sequence, names.dtype(dtype), names.optimizer(optimizer), settings)
             step = load_subject(subject, wishes)
             answer.device = str(step.device)

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 import regrad
+from regrad.cli.advise import advise
 from regrad.cli.audit import audit
 from regrad.cli.calibrate import calibrate
 from regrad.cli.demo import demo
 from regrad.cli.estimate import estimate
+from regrad.cli.fit import fit
 from regrad.cli.frontier import frontier
 from regrad.cli.plan import plan
 from regrad.cli.saved import saved
@@ -27,6 +29,8 @@ app.command()(plan)
 app.command()(audit)
 app.command()(frontier)
 app.command()(estimate)
+app.command()(advise)
+app.command()(fit)
 app.command()(saved)
 app.command()(demo)
 app.command()(verify)

@@ -39,6 +39,23 @@ Config = Annotated[
     list[str] | None,
     typer.Option("--config", metavar="KEY=VALUE", help="Change a setting of the configuration; may be repeated."),
 ]
+Offload = Annotated[
+    str | None,
+    typer.Option(
+        "--offload",
+        metavar="FOLDER|host",
+        help="Saved tensors may go to a file in this folder, or to the host's memory from CUDA.",
+        show_default="nowhere",
+    ),
+]
+NoPack = Annotated[bool, typer.Option("--no-pack", help="Hold no saved tensor in fewer bytes.")]
+NoRecompute = Annotated[bool, typer.Option("--no-recompute", help="Run nothing again.")]
+KeepCalls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep", metavar="NAME", help="Leave torch calls of this name alone, such as linear; may be repeated."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 

@@ -118,8 +118,9 @@ def _drop_own_frames(shown: traceback.TracebackException) -> None:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Report]:
-    """``report(stage, done)`` with ``done`` from 0 to 1, drawn on stderr while it is a terminal, silent otherwise."""
+def progress_bar(first: str = "") -> Iterator[Report]:
+    """``report(stage, done)``, from stage ``first`` on, with ``done`` from 0 to 1: drawn on stderr while it is a terminal,
+    silent otherwise."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
@@ -132,5 +133,7 @@ def progress_bar() -> Iterator[Report]:
                 tasks[stage] = progress.add_task(stage, total=1.0)
             progress.update(tasks[stage], completed=min(max(done, 0.0), 1.0))
 
+        if first:
+            report(first, 0.0)
         yield report
     sys.stderr.flush()

@@ -13,6 +13,7 @@ from regrad.cli.output import Answer, answering, progress_bar
 from regrad.core.codec import plain
 from regrad.core.errors import InfeasibleBudget, InvalidPlan, UsageError
 from regrad.core.plan import Plan
+from regrad.core.timeline import Timeline
 from regrad.core.units import Budget
 from regrad.memory.devices import Device, as_device
 from regrad.report.text import plan_report
@@ -41,6 +42,10 @@ def plan(
     subject: options.Subject,
     budget: BudgetText = None,
     segments: Segments = None,
+    offload: options.Offload = None,
+    no_pack: options.NoPack = False,
+    no_recompute: options.NoRecompute = False,
+    keep: options.KeepCalls = None,
     out: Out = None,
     timeline: TimelineFile = None,
     batch: options.BatchSize = None,
@@ -53,7 +58,7 @@ def plan(
     config: options.Config = None,
     as_json: options.Json = False,
 ) -> None:
-    """Choose what to keep and what to recompute so that SUBJECT's training step fits BUDGET.
+    """Choose what to keep, to recompute, to pack and to move elsewhere so that SUBJECT's training step fits BUDGET.
 
     Nothing is trained and nothing but --out and --timeline is written. Exit code 1 with the least feasible bytes if
     nothing fits. With --device the step is planned for a device that need not be here: models of transformers are then
@@ -69,19 +74,18 @@ def plan(
         from regrad.torch.moments import with_moments
         from regrad.torch.subject import Wishes, with_subject
 
-        with progress_bar() as report:
-            report("building the model", 0.0)
+        policy = rt.Policy(not no_recompute, not no_pack, offload, tuple(keep or ()))
+        with progress_bar("building the model") as report:
             make = with_moments(names.optimizer(optimizer), names.dtype(optimizer_dtype))
             wishes = Wishes(batch, sequence, names.dtype(dtype), make, settings, without_bytes=target is not None)
 
             def profiled(step: Any) -> Any:
                 answer.device = str(step.device) if target is None else target.name
-                on: dict[str, Any] = {} if target is None else {"device": target}
-                return rt.profile(step, segments=segments, progress=report, **on)
+                return rt.profile(step, segments=segments, progress=report, device=target)
 
             profile = with_subject(subject, wishes, profiled)
             try:
-                made = rt.plan_profile(profile, wanted, progress=report)
+                made = rt.plan_profile(profile, wanted, progress=report, policy=policy)
             except InfeasibleBudget as error:
                 refuse(answer, error, profile, target)
                 return
@@ -92,9 +96,7 @@ def plan(
         if out is not None:
             _write(answer, made, out)
         if timeline is not None:
-            write_timeline(rt.timeline(profile, made), timeline, title=subject)
-            answer.body["timeline_file"] = str(timeline)
-            answer.shown.append(f"timeline in {timeline}")
+            _draw(answer, rt.timeline(profile, made), timeline)
 
 
 def _write(answer: Answer, made: Plan, out: Path) -> None:
@@ -102,6 +104,13 @@ def _write(answer: Answer, made: Plan, out: Path) -> None:
     out.write_text(made.to_json() + "\n", encoding="utf-8")
     answer.body["plan_file"] = str(out)
     answer.shown.append(f"written to {out}")
+
+
+def _draw(answer: Answer, made: Timeline, file: Path) -> None:
+    """Draw the timeline and say where it is."""
+    write_timeline(made, file, title=answer.subject)
+    answer.body["timeline_file"] = str(file)
+    answer.shown.append(f"timeline in {file}")
 
 
 def _budget(budget: str | None, target: Device | None) -> Budget:

@@ -25,8 +25,7 @@ def saved(
         import regrad.torch as rt
         from regrad.torch.subject import Wishes, load_subject
 
-        with progress_bar() as report:
-            report("building the model", 0.0)
+        with progress_bar("building the model") as report:
             step = load_subject(subject, Wishes(batch, sequence, names.dtype(dtype), None, settings))
             answer.device = str(step.device)
             report("running a forward pass", 0.0)

@@ -16,6 +16,8 @@ KEEP = "keep"
 RECOMPUTE = "recompute"
 RANGES = "ranges"
 """What a segment does whose torch calls are recomputed in stretches, none of which need be the segment."""
+MOVED = "moved"
+"""What a segment does that is kept, with some of its saved tensors in fewer bytes or in another place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@
     │   ├── PlanMismatch          a plan (or a trace) of another model
     │   ├── InvalidPlan           a plan file or a choice that is not well formed
     │   ├── PlannerMismatch       a problem given to a planner that cannot take it
-    │   └── InvalidRegion         a callable, an argument or settings that rt.checkpoint cannot take
+    │   ├── InvalidPolicy         a policy that names no torch call of the step, or a place that takes nothing
+    │   ├── InvalidRegion         a callable, an argument or settings that rt.checkpoint cannot take
+    │   └── InvalidPlace          a place for moved tensors that cannot be written
     ├── Refusal                   the request is well formed and cannot be met; exit code 1
     │   ├── InfeasibleBudget      no plan fits; carries the least feasible budget and its plan
     │   ├── IllegalSchedule       a schedule that drops what it still needs
@@ -89,8 +91,20 @@ class PlannerMismatch(UsageError):
     """A planner was given a problem outside what it says that it can take."""
 
 
+class InvalidPolicy(UsageError):
+    """A policy that names a torch call which the step has not, or a place where nothing can be written."""
+
+
 class InvalidRegion(UsageError):
     """A callable, an argument or a setting that ``rt.checkpoint`` cannot take. No state was changed."""
+
+
+class InvalidPlace(UsageError):
+    """A place for moved tensors that is not there or cannot be written. ``place`` is the place; nothing was changed."""
+
+    def __init__(self, place: object, why: str, hint: str) -> None:
+        super().__init__(f"tensors cannot be moved to {place}: {why}. {hint}")
+        self.place = place
 
 
 class Refusal(RegradError):

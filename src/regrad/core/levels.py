@@ -21,7 +21,8 @@ class Levels:
     replayed    whether it runs there for a second time or more
     during      the most bytes alive while it runs, its workspace included
     before      bytes alive as it starts; one more entry for the end of the step
-    seconds     that it takes; 0 where a replay needs nothing of it
+    seconds     that it takes; 0 where a replay needs nothing of it. What is moved out or in there is counted
+    moving_seconds   of all that is moved out and in
     """
 
     operations: list[int]
@@ -29,11 +30,13 @@ class Levels:
     during: list[int]
     before: list[int]
     seconds: list[float]
+    moving_seconds: float = 0.0
 
     @property
     def added_seconds(self) -> float:
-        """Seconds of all replays."""
-        return sum(seconds for seconds, again in zip(self.seconds, self.replayed, strict=True) if again)
+        """Seconds of all replays, and of all that is moved out and in."""
+        again = sum(seconds for seconds, again in zip(self.seconds, self.replayed, strict=True) if again)
+        return again + self.moving_seconds
 
     @property
     def peak_bytes(self) -> int:
@@ -98,6 +101,7 @@ class Layout:
         count = len(self.operations)
         self._made, self._freed = [0] * (count + 1), [0] * (count + 1)
         self._workspace = [trace.operations[index].workspace_bytes for index in self.operations]
+        self._passing: dict[int, int] = {}
 
     def live(self, size: int, first: int, end: int, storage: int) -> None:
         """Something lives; see :data:`Live`."""
@@ -114,7 +118,15 @@ class Layout:
             if self.watch is not None:
                 self.watch(size, at, at + 1, -1)
 
-    def levels(self, base_bytes: int, seconds: list[float]) -> Levels:
+    def room(self, size: int, slot: int) -> None:
+        """``size`` bytes come and go right after the kernel of the operation in ``slot``, which has let go of its own."""
+        self._workspace[slot] = max(self._workspace[slot], size)
+
+    def passing(self, size: int, slot: int) -> None:
+        """``size`` bytes come, of which some may go, before the operation in ``slot`` makes anything."""
+        self._passing[slot] = max(self._passing.get(slot, 0), size)
+
+    def levels(self, base_bytes: int, seconds: list[float], moving_seconds: float = 0.0) -> Levels:
         """The levels over ``base_bytes``, with the seconds of each slot."""
         level, before, during = base_bytes, [], []
         for slot, extra in enumerate(self._workspace):
@@ -122,8 +134,10 @@ class Layout:
             before.append(level)
             level += self._made[slot]
             during.append(level + extra)
+        for slot, size in self._passing.items():
+            during[slot] = max(during[slot], before[slot] + size)
         before.append(level - self._freed[len(self._workspace)])
-        return Levels(self.operations, self.replayed, during, before, seconds)
+        return Levels(self.operations, self.replayed, during, before, seconds, moving_seconds)
 
 
 class _Holds(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from regrad.core.chain import KEEP, RECOMPUTE, Chain
+from regrad.core.chain import KEEP, MOVED, RECOMPUTE, Chain
 from regrad.core.errors import InvalidPlan
 
 FORMAT_VERSION = 1
@@ -134,6 +134,8 @@ class StatePlan:
     retained_bytes  from the segment's forward to its backward; neighbours that find the same version share them
     moved_bytes     copied out, in and back in one step
     written         whether the step writes it, so that keeping it matters
+    chosen          whether the engine was chosen by the plan, which tells it to the segment
+    reason          why this engine, in numbers, where there was a choice
     """
 
     name: str
@@ -141,11 +143,17 @@ class StatePlan:
     retained_bytes: int
     moved_bytes: int
     written: bool
+    chosen: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """What a plan does with one segment, and why; ``module`` and ``call`` say which call of which module it is."""
+    """What a plan does with one segment, and why; ``module`` and ``call`` say which call of which module it is.
+
+    moved_bytes, held_bytes, moved_seconds   of the plan's moves whose first save is in it: of the storages, what stands
+                                             for them meanwhile, and the seconds, which ``added_seconds`` counts too
+    """
 
     name: str
     option: str
@@ -157,6 +165,9 @@ class SegmentPlan:
     module: str = ""
     call: int = 0
     state: tuple[StatePlan, ...] = ()
+    moved_bytes: int = 0
+    held_bytes: int = 0
+    moved_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +188,27 @@ class RangePlan:
     added_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """What autograd saved of one storage, held in fewer bytes or in another place between forward and backward.
+
+    saves          (torch call, which of the tensors that its nodes save) for all saves of the storage. Calls are counted
+                   as in :class:`RangePlan`, saves of a call in the order in which saved-tensor hooks are given them
+    how            "bits" and "signs" (one bit an element), "narrow" (a narrower integer type), "offload" (elsewhere)
+    name           module and call that saved it first
+    bytes          of the storage
+    held_bytes     what stands for it meanwhile in the memory that the budget is about
+    added_seconds  out and in
+    """
+
+    saves: tuple[tuple[int, int], ...]
+    how: str
+    name: str
+    bytes: int
+    held_bytes: int
+    added_seconds: float
+
+
 @dataclass(frozen=True)
 class Plan:
     """A plan for one model, one batch shape and one optimizer, confirmed before it was handed over.
@@ -187,8 +219,10 @@ class Plan:
     choices               the nested choices, in terms of ``segments``
     ranges                stretches of torch calls that are recomputed; ``calls`` names every torch call of the forward
                           that the plan was made on, so that another path is noticed
+    moves                 saved tensors that are held in fewer bytes or in another place
     masks                 whether what dropout draws in those stretches is kept as bits instead of drawn again
     notes                 what the user should know: caches turned off, segments left out, what was not confirmed
+    offload               where its moves go: "host" or a folder, as in the policy that it was made under; None if nowhere
     cache_off             the module that is called with use_cache=False while the plan is applied; None if none
     training              the mode that the model was in; in the other one the plan does nothing
     """
@@ -213,8 +247,10 @@ class Plan:
     ranges: tuple[RangePlan, ...] = ()
     calls: tuple[str, ...] = ()
     masks: bool = False
+    moves: tuple[MovePlan, ...] = ()
     notes: tuple[str, ...] = ()
     cache_off: str | None = None
+    offload: str | None = None
     training: bool = True
     planning_seconds: float = 0.0
     solve_seconds: float = 0.0
@@ -226,9 +262,16 @@ class Plan:
         return 1 + self.added_seconds / self.eager_seconds if self.eager_seconds > 0 else 1.0
 
     @property
+    def setting(self) -> str:
+        """What it does, in a few words."""
+        counts = {"ranges": len(self.ranges), "moves": len(self.moves)}
+        parts = [f"{count} {what}" for what, count in counts.items() if count]
+        return ", ".join(parts) or f"{len(self.recomputed)} segments"
+
+    @property
     def recomputed(self) -> tuple[SegmentPlan, ...]:
-        """The segments that do more than keep."""
-        return tuple(segment for segment in self.segments if segment.option != KEEP)
+        """The segments that run again, as a whole or in ranges."""
+        return tuple(segment for segment in self.segments if segment.option not in (KEEP, MOVED))
 
     def to_json(self) -> str:
         """The plan as JSON, to be read by :meth:`from_json`."""

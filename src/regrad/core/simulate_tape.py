@@ -5,22 +5,27 @@ before the first backward node that wants one of them, those calls run again of 
 nothing else: not the code around them, not a call whose result no one wants. So it differs from the replay of a module
 (:mod:`regrad.core.simulate_trace`) in three ways:
 
-needed   a backward slice: the calls that give what nodes of the range saved, and the calls that those read from
+needed   a backward slice: the calls that give what nodes of the range saved, and the calls that those read from; of a
+         product whose result nobody reads only the copies of its operands
 held     what the slice reads from before the range, and what nodes saved of it, as in the eager step
 replay   a result is dropped after the last call of the slice that reads it, unless a node saved it or an inner range
          needs it from there
 
-Operations between two borders of a torch call run together. Cost: a pass over storages and operations for each plan.
+Operations between two borders of a torch call run together. Beside ranges a plan may hold moves
+(:mod:`regrad.core.simulate_moves`). Cost: a pass over storages and operations for each plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from bisect import bisect_right
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from regrad.core.levels import Layout, Levels, Live, Replay, every
+from regrad.core.simulate_moves import Movable, Moving
 from regrad.core.simulate_trace import TraceArithmetic
-from regrad.core.trace import NO_HOOK, Save
+from regrad.core.trace import NO_HOOK, Save, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +60,23 @@ class KeptDraw:
 class TapeArithmetic:
     """Prices plans of tape ranges on one trace. ``arithmetic`` has indexed it; ``generator_bytes`` is one state of it.
 
-    ``draws`` are the draws that are kept, by the operation that draws.
+    ``draws`` are the draws that are kept, by the operation that draws. ``products`` are the first operations of calls that
+    a replay leaves as soon as they have saved what is wanted of them, if nobody reads their result. ``call_seconds`` is
+    what recording a torch call and running it again takes beside its kernels.
     """
 
     def __init__(
-        self, arithmetic: TraceArithmetic, generator_bytes: int, draws: dict[int, KeptDraw] | None = None
+        self,
+        arithmetic: TraceArithmetic,
+        generator_bytes: int,
+        draws: dict[int, KeptDraw] | None = None,
+        products: Collection[int] = (),
+        call_seconds: float = 0.0,
     ) -> None:
         self.arithmetic, self.trace = arithmetic, arithmetic.trace
-        self.draws = draws or {}
+        self.draws, self.products = draws or {}, frozenset(products)
         self.generator_bytes = generator_bytes
+        self.moves: tuple[Movable, ...] = ()
         stop = arithmetic.forward_stop
         self._saved: list[list[tuple[int, Save]]] = [[] for _ in range(stop + 1)]
         self._writers: dict[int, list[int]] = {}
@@ -83,6 +96,9 @@ class TapeArithmetic:
                 if k != kept.product:
                     self.seconds[k] = 0.0
             self.seconds[drawing] = kept.seconds
+        for k in range(stop):
+            if self.group_start[k] == k:
+                self.seconds[k] += call_seconds
 
     def saved_at(self, operation: int) -> list[tuple[int, Save]]:
         """(storage, save) of what the node of a forward operation saved."""
@@ -111,7 +127,7 @@ class TapeArithmetic:
         ]
         for child in one.inner:
             wanted += [(i, child.start) for i in self._lent(child) if one.start <= storages[i].birth < one.stop]
-        needed: set[int] = set()
+        until: dict[int, int] = {}  # by the first operation of a call where it may stop
         seen: set[tuple[int, int]] = set()
         externals: set[int] = set()
         while wanted:
@@ -120,17 +136,20 @@ class TapeArithmetic:
                 continue
             seen.add((index, before))
             for position in (storages[index].birth, *self._writers.get(index, ())):
-                if not one.start <= position < before or position in needed:
+                if not one.start <= position < before:
                     continue
-                for k in range(self.group_start[position], self.group_stop[position]):
-                    needed.add(k)
+                first, stop = self.group_start[position], self.group_stop[position]
+                stop = min(before, stop) if first in self.products else stop
+                run = range(until.get(first, first), stop)
+                until[first] = max(until.get(first, first), stop)
+                for k in run:
                     for read in self.trace.operations[k].reads:
                         if one.start <= storages[read].birth:
                             if storages[read].birth < k:
                                 wanted.append((read, k))
                         elif storages[read].birth >= 0 or storages[read].death is not None:
                             externals.add(read)
-        return sorted(needed), externals
+        return sorted(k for first, stop in until.items() for k in range(first, stop)), externals
 
     def _lent(self, one: TapeRange) -> set[int]:
         """What a range and those inside it need from before it: for their slices, and because their nodes saved it."""
@@ -154,14 +173,29 @@ class TapeArithmetic:
 
     # -- one plan -----------------------------------------------------------------------------------------------------
 
-    def levels(self, ranges: Iterable[TapeRange] = (), watch: Live | None = None) -> Levels:
-        """The levels of the step with ``ranges`` replayed call by call; see :meth:`TraceArithmetic.levels`."""
+    def with_moves(self, moves: Iterable[Movable]) -> TapeArithmetic:
+        """The same arithmetic for steps in which ``moves`` are made."""
+        twin = copy.copy(self)
+        twin.moves = tuple(moves)
+        return twin
+
+    def levels(
+        self, ranges: Iterable[TapeRange] = (), watch: Live | None = None, moves: Iterable[Movable] | None = None
+    ) -> Levels:
+        """The levels of the step with ``ranges`` replayed call by call; see :meth:`TraceArithmetic.levels`.
+
+        ``moves`` are those of :meth:`with_moves` unless given. One whose storage a call in a range saves is not made.
+        """
         arithmetic, trace = self.arithmetic, self.trace
-        nodes = [self._node(one, 0) for one in sorted(ranges, key=lambda one: one.start)]
+        ranges = sorted(ranges, key=lambda one: one.start)
+        nodes = [self._node(one, 0) for one in ranges]
         everyone = every(nodes)
         layout = Layout(trace, ((node, self.slice_of(node.range)[0]) for node in everyone), watch)
         slot, live = layout.slot, layout.live
-        held = self._first_lives(nodes, everyone, slot, live)
+        moving = Moving(
+            arithmetic, movable_beside(trace, self.moves if moves is None else moves, ranges), self.group_stop
+        )
+        held = self._first_lives(nodes, everyone, slot, live, moving)
         for node in everyone:
             self._replay_lives(node, slot, live)
             if any(trace.operations[k].draws and k not in self.draws for k in node.slot_of):
@@ -171,7 +205,7 @@ class TapeArithmetic:
             self.seconds[index] if again else trace.operations[index].seconds
             for index, again in zip(layout.operations, layout.replayed, strict=True)
         ]
-        return layout.levels(arithmetic.base_bytes, seconds)
+        return layout.levels(arithmetic.base_bytes, seconds, moving.lay_out(layout, seconds))
 
     def _node(self, one: TapeRange, depth: int) -> _Node:
         node = _Node(depth=depth, range=one)
@@ -191,7 +225,9 @@ class TapeArithmetic:
             node.end_after = self.arithmetic.last_operation_of(min(sequences))
         return node
 
-    def _first_lives(self, nodes: list[_Node], everyone: list[_Node], slot: list[int], live: Live) -> dict[int, int]:
+    def _first_lives(
+        self, nodes: list[_Node], everyone: list[_Node], slot: list[int], live: Live, moving: Moving
+    ) -> dict[int, int]:
         """The lives of what the forward makes. Returns until when ranges hold what was there before the step."""
         trace, arithmetic = self.trace, self.arithmetic
         outermost: dict[int, int] = {}
@@ -217,7 +253,9 @@ class TapeArithmetic:
                 end = arithmetic.dropped(index, slot)
                 for save in storage.saved_by:
                     top = outermost.get(save.operation, -1)
-                    if top < 0 or storage.birth < top or save.position == NO_HOOK:
+                    if index in moving:
+                        end = max(end, self.group_stop[save.operation])
+                    elif top < 0 or storage.birth < top or save.position == NO_HOOK:
                         end = max(end, slot[arithmetic.last_operation_of(save.node)] + 1)
                 live(storage.bytes, birth, max(end, held.get(index, 0)), index)
         return held
@@ -239,8 +277,9 @@ class TapeArithmetic:
                 for index, save in self._saved[k]:
                     if trace.storages[index].birth < child.range.start:
                         own[index] = max(own.get(index, 0), slot[arithmetic.last_operation_of(save.node)] + 1)
+        ends = {self.group_start[k]: at + 1 for k, at in node.slot_of.items()}
         for k, first in node.slot_of.items():
-            group_end = node.slot_of[self.group_stop[k] - 1] + 1
+            group_end = ends[self.group_start[k]]
             for index in arithmetic.made_by[k]:
                 drop = trace.storages[index].drop
                 inside = drop is not None and drop - 1 in node.slot_of and drop < self.group_stop[k]
@@ -248,6 +287,22 @@ class TapeArithmetic:
                 live(
                     trace.storages[index].bytes, first, max(end, last_read.get(index, -1) + 1, own.get(index, 0)), index
                 )
+
+
+def movable_beside(trace: Trace, moves: Iterable[Movable], ranges: Iterable[TapeRange]) -> list[Movable]:
+    """Those of ``moves`` whose storage no call in any of ``ranges`` saves; ``moves`` itself if there are none."""
+    spans = sorted((one.start, one.stop) for one in ranges)
+    starts = [start for start, _ in spans]
+
+    def inside(operation: int) -> bool:
+        at = bisect_right(starts, operation) - 1
+        return at >= 0 and operation < spans[at][1]
+
+    return [
+        one
+        for one in moves
+        if not spans or not any(inside(save.operation) for save in trace.storages[one.storage].saved_by)
+    ]
 
 
 def _groups(calls: list[int]) -> tuple[list[int], list[int]]:

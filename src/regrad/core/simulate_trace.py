@@ -34,6 +34,7 @@ class StateCopy:
     bytes          of the copy
     birth          the forward operation at which it is taken, if not at the start of the first range that needs it
     present_bytes  put aside while the replay runs, so that the present comes back
+    take_seconds   once for all ranges that share it; replay_seconds  in each replay, to bring it in and the present back
     name, engine   what it is and how it is kept, for people
     written        whether the step writes it from here on
     """
@@ -45,6 +46,8 @@ class StateCopy:
     engine: str = "snapshot"
     written: bool = False
     birth: int = -1
+    take_seconds: float = 0.0
+    replay_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ class TraceArithmetic:
             for k, at in node.slot_of.items():
                 if k >= node.last:
                     seconds[at] = 0.0
+        _charge(everyone, seconds)
         return layout.levels(self.base_bytes, seconds)
 
     def static_lives(self, slot: list[int], held: dict[int, int], live: Live) -> None:
@@ -264,6 +268,18 @@ class TraceArithmetic:
                 live(storage.bytes, first, max(end, holders.get(index, 0)), index)
         for child in node.inner:
             self._replay_lives(child, slot, live)
+
+
+def _charge(nodes: list[_Node], seconds: list[float]) -> None:
+    """Add what state takes to the first slot of each replay: its own moves, and what is taken once with the first."""
+    taken = set()
+    for node in nodes:
+        if not node.slot_of:
+            continue
+        at = min(node.slot_of.values())
+        for copy in node.range.state:
+            seconds[at] += copy.replay_seconds + (0.0 if copy.key in taken else copy.take_seconds)
+            taken.add(copy.key)
 
 
 def _copies(takers: list[tuple[Range, int, int]], live: Live) -> None:

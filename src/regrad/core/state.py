@@ -49,6 +49,7 @@ class StateCost:
     retained_bytes   from the segment's forward to its backward, alone; 0 for what a shared log holds
     transient_bytes  put aside while the segment is replayed, with every later segment's writes still in place
     forward          moves while its forward runs; backward  moves of its replay, the return of the present included
+    seconds          what the engine takes beside its moves, such as watching every operation
     """
 
     segment: int
@@ -57,6 +58,7 @@ class StateCost:
     transient_bytes: int
     forward: Moves = Moves()
     backward: Moves = Moves()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

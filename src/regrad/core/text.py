@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -94,6 +95,7 @@ def facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("always there", f"{format_bytes(plan.persistent_bytes)} (weights, buffers, inputs, optimizer state)"),
         ("time", time if plan.eager_seconds > 0 else "not measured"),
         ("chosen by", f"{plan.planner}: {recomputed} of {len(plan.segments)} segments recomputed{_in_ranges(plan)}"),
+        *((("moved", moves_text(plan)),) if plan.moves else ()),
         ("for", f"device {plan.device}, gradients {plan.gradients}, model {plan.fingerprint[:12]}"),
     )
 
@@ -101,10 +103,13 @@ def facts(plan: Plan) -> tuple[tuple[str, str], ...]:
 def state_lines(plan: Plan) -> list[str]:
     """What is kept of the state that the step writes, a line for each kind; empty where it writes none."""
     kinds: dict[tuple[str, str], list[int]] = {}
+    reasons: dict[tuple[str, str], str] = {}
     for segment in plan.segments:
         for state in segment.state:
             if state.written:
-                found = kinds.setdefault((without_numbers(state.name), state.engine), [0, 0, 0])
+                key = (without_numbers(state.name), state.engine)
+                found = kinds.setdefault(key, [0, 0, 0])
+                reasons.setdefault(key, f" ({state.reason})" if state.reason else "")
                 found[0] += 1
                 found[1] = max(found[1], state.retained_bytes)
                 found[2] += state.moved_bytes
@@ -112,6 +117,7 @@ def state_lines(plan: Plan) -> list[str]:
         return []
     rows = [
         f"  {name}: {engine}, {count} x {format_bytes(size)} at most, {format_bytes(moved)} moved a step"
+        f"{reasons[name, engine]}"
         for (name, engine), (count, size, moved) in kinds.items()
     ]
     return ["", "state that the step writes and the replays need as it was:", *rows]
@@ -120,6 +126,36 @@ def state_lines(plan: Plan) -> list[str]:
 def _in_ranges(plan: Plan) -> str:
     masks = ", dropout masks kept as bits" if plan.masks else ""
     return f", in {len(plan.ranges)} ranges of torch calls{masks}" if plan.ranges else ""
+
+
+def moves_text(plan: Plan) -> str:
+    """``61 saved tensors: 49 bits, 12 offload; 120 MiB held in 3.20 MiB, adds 4.1 ms``; "" without moves."""
+    if not plan.moves:
+        return ""
+    count = Counter(one.how for one in plan.moves)
+    kinds = ", ".join(f"{number} {how}" for how, number in sorted(count.items()))
+    size, held = sum(one.bytes for one in plan.moves), sum(one.held_bytes for one in plan.moves)
+    seconds = format_seconds(sum(one.added_seconds for one in plan.moves))
+    what = f"{len(plan.moves)} saved tensors" if len(plan.moves) > 1 else "1 saved tensor"
+    return f"{what}: {kinds}; {format_bytes(size)} held in {format_bytes(held)}, adds {seconds}"
+
+
+def move_lines(plan: Plan) -> list[str]:
+    """The saved tensors that are held otherwise, a line for each kind, and their sum."""
+    kinds: dict[tuple[str, str, int, int], list[float]] = {}
+    for one in plan.moves:
+        key = (without_numbers(one.name), one.how, one.bytes, one.held_bytes)
+        kinds.setdefault(key, []).append(one.added_seconds)
+    if not kinds:
+        return []
+    lines = [
+        "",
+        "saved tensors in fewer bytes or elsewhere (how many, of which call, how, bytes of each, what it adds):",
+    ]
+    for (name, how, size, held), seconds in kinds.items():
+        what = f"{format_bytes(size)} in {format_bytes(held)}"
+        lines.append(f"  {len(seconds)} x {name}, {how}: {what}, {format_seconds(sum(seconds))}")
+    return [*lines, f"  in all {moves_text(plan)}"]
 
 
 def range_lines(plan: Plan) -> list[str]:
@@ -153,6 +189,7 @@ def plan_text(plan: Plan) -> str:
         numbers = "  ".join(size.rjust(width) for size, width in zip(sizes, widths[2:5], strict=True))
         lines.append(f"{name.ljust(widths[0])}  {option.ljust(widths[1])}  {numbers}  {reason}".rstrip())
     lines += range_lines(plan)
+    lines += move_lines(plan)
     lines += state_lines(plan)
     if plan.notes:
         lines.append("")

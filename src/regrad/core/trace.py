@@ -35,11 +35,13 @@ class Save(NamedTuple):
     position   operations before this one must have run for the saved tensor to be there: ``operation`` for an argument,
                ``operation + 1`` for a result; NO_HOOK if the node keeps it without asking a saved-tensor hook, so that
                no replay can be asked for it
+    order      the how-many-th tensor that saved-tensor hooks of the forward were given
     """
 
     operation: int
     node: int
     position: int
+    order: int = 0
 
 
 @dataclass(slots=True)

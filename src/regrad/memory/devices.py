@@ -116,7 +116,7 @@ _TABLE = (
     _device("h200", "NVIDIA H200 SXM", 139.7, 4800, 66.9, 989.4, 989.4, workspace_bytes=_HOPPER),
     _device("h100-80gb", "NVIDIA H100 SXM 80 GB", 79.1, 3350, 66.9, 989.4, 989.4, workspace_bytes=_HOPPER),
     _device("h100-pcie-80gb", "NVIDIA H100 PCIe 80 GB", 79.1, 2000, 51.2, 756.4, 756.4, workspace_bytes=_HOPPER),
-    _device("a100-80gb", "NVIDIA A100 SXM 80 GB", 79.15, 2039, 19.5, 312, 312),
+    _device("a100-80gb", "NVIDIA A100 SXM 80 GB", 79.14, 2039, 19.5, 312, 312),
     _device("a100-40gb", "NVIDIA A100 SXM 40 GB", 39.39, 1555, 19.5, 312, 312),
     _device("l40s", "NVIDIA L40S", 44.39, 864, 91.6, 362, 362),
     _device("l4", "NVIDIA L4", 21.95, 300, 30.3, 121, 121),

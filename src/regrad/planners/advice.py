@@ -7,7 +7,7 @@ budget, writes are sparse and several old versions are live.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -54,24 +54,35 @@ class Journalling:
         return "\n".join(finding.text for finding in self.findings)
 
 
-def journalling(problem: Problem, solution: Solution, budget_bytes: int) -> Journalling:
-    """What ``solution``, found for ``budget_bytes``, does with each state of ``problem``, and why. Cost: a walk a state."""
+def journalling(
+    problem: Problem, solution: Solution, budget_bytes: int, pricing: Callable[[Choices], Priced] | None = None
+) -> Journalling:
+    """What ``solution``, found for ``budget_bytes``, does with each state of ``problem``, and why. Cost: a walk a state.
+
+    ``pricing`` gives the figures of a plan where better ones than those of the chain are known.
+    """
     findings: list[Finding] = []
-    eager = price(one_level([kept(segment) for segment in problem.chain.segments]), problem)
+    pricing = pricing or (lambda choices: price(choices, problem))
+    eager = pricing(one_level([kept(segment) for segment in problem.chain.segments]))
     for variable in problem.states:
-        findings += _findings(problem, variable, solution.plan, eager, budget_bytes)
+        findings += _findings(problem, variable, solution.plan, eager, budget_bytes, pricing)
     return Journalling(any(finding.why is Why.PAYS for finding in findings), tuple(findings))
 
 
 def _findings(
-    problem: Problem, variable: StateVariable, plan: Choices | None, eager: Priced, budget: int
+    problem: Problem,
+    variable: StateVariable,
+    plan: Choices | None,
+    eager: Priced,
+    budget: int,
+    pricing: Callable[[Choices], Priced],
 ) -> list[Finding]:
     name = variable.name
     journalled, users = _all_by(problem, name, JOURNALS)
     if not users:
         text = f"{name}: no segment is offered a replay from a journal"
         return [Finding(name, Why.NOT_OFFERED, 0, 0, text)]
-    journal = _legal_price(journalled, problem)
+    journal = _legal_price(journalled, pricing)
     held, copies = _journal_bytes(problem, variable, users), len(users) * variable.nbytes
     found = []
     used = _engines(problem, name, plan)
@@ -109,10 +120,10 @@ def _findings(
     return found
 
 
-def _legal_price(plan: Choices, problem: Problem) -> Priced | None:
+def _legal_price(plan: Choices, pricing: Callable[[Choices], Priced]) -> Priced | None:
     """None where a present reader stands between replays that can only stay back."""
     try:
-        return price(plan, problem)
+        return pricing(plan)
     except IllegalSchedule:
         return None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regrad.core import trace as tr
-from regrad.core.chain import KEEP, RANGES, Chain
+from regrad.core.chain import KEEP, MOVED, RANGES, RECOMPUTE, Chain
 from regrad.core.levels import Levels
-from regrad.core.plan import Plan, SegmentPlan, StatePlan, one_level
+from regrad.core.plan import Plan, SegmentPlan, one_level
+from regrad.core.simulate_moves import ELSEWHERE, Movable
 from regrad.core.simulate_tape import TapeRange
 from regrad.core.simulate_trace import live_levels
 from regrad.core.timeline import peak_moment
@@ -15,7 +16,9 @@ from regrad.core.units import format_bytes
 from regrad.planners.tape_search import TapeSearch
 from regrad.torch.chain import cut, read_levels
 from regrad.torch.improve import Options
+from regrad.torch.move_plan import move_plans, moved_in
 from regrad.torch.profile import Profile
+from regrad.torch.state_text import engines_of, journal_notes, state_plans
 from regrad.torch.tape_plan import range_plans
 
 BAND_RATIO = {"fake": 0.01, "real": 0.01}
@@ -26,13 +29,19 @@ UNSEEN_BYTES = 256
 
 @dataclass(frozen=True)
 class Found:
-    """One way to run the step: an option for each segment, or ranges of torch calls that ``search`` found; with the
-    trace's figures for it."""
+    """One way to run the step: an option for each segment, or ranges of torch calls and moves that ``search`` found; with
+    the trace's figures for it."""
 
     options: Options
     levels: Levels
     ranges: tuple[TapeRange, ...] = ()
     search: TapeSearch | None = None
+    moves: tuple[Movable, ...] = ()
+
+    @property
+    def taped(self) -> bool:
+        """Whether it is more than options of segments."""
+        return bool(self.ranges or self.moves)
 
     @property
     def masks(self) -> bool:
@@ -55,7 +64,7 @@ def describe(
 ) -> Plan:
     """The plan that a user gets, without the seconds of planning."""
     trace, recorded = source.arithmetic.trace, live_levels(source.trace)
-    segments = _taped_segments(source, found) if found.ranges else _segments(source, found.options)
+    segments = _taped_segments(source, found) if found.taped else _segments(source, found.options)
     return Plan(
         fingerprint=source.fingerprint,
         budget_bytes=budget_bytes,
@@ -73,18 +82,21 @@ def describe(
         device=trace.device,
         gradients=trace.gradients,
         segments=segments,
-        choices=one_level(tuple(segment.option for segment in segments)),
+        choices=one_level(tuple(segment.option for segment in segments) if found.taped else found.options),
         ranges=() if found.search is None else range_plans(found.search, found.ranges, source.base.calls),
         masks=found.masks,
-        calls=source.base.calls if found.ranges else (),
-        notes=(*source.notes, *_notes(source, found), *notes),
+        calls=source.base.calls if found.taped else (),
+        moves=move_plans(source.arithmetic, found.moves, source.base.calls),
+        notes=(*source.notes, *_notes(source, found), *journal_notes(source, found, budget_bytes), *notes),
         cache_off=source.cache_off,
+        offload=source.policy.offload if any(one.how == ELSEWHERE for one in found.moves) else None,
         training=source.training,
     )
 
 
 def _segments(source: Profile, options: Options) -> tuple[SegmentPlan, ...]:
-    return tuple(_segment_plan(source.chain, source, index, options) for index in range(len(options)))
+    chain = source.stateful.chain
+    return tuple(_segment_plan(chain, source, index, options) for index in range(len(options)))
 
 
 def _taped_segments(source: Profile, found: Found) -> tuple[SegmentPlan, ...]:
@@ -96,15 +108,19 @@ def _taped_segments(source: Profile, found: Found) -> tuple[SegmentPlan, ...]:
     segments = []
     for part, eager, now in zip(cuts, kept, readings, strict=True):
         inside = sum(one.start < part.stop and part.start < one.stop for one in found.ranges)
+        moved = moved_in(source.arithmetic, found.moves, part.start, part.stop)
         saved = eager.retained - now.retained
-        reason = (
-            f"{inside} ranges; frees {format_bytes(saved)} until its backward" if inside else "there is room for it"
-        )
+        what = [f"{inside} ranges"] if inside else []
+        if moved.count:
+            what.append(f"{moved.count} moved, {format_bytes(moved.bytes)} as {format_bytes(moved.held_bytes)}")
+        option = RANGES if inside else MOVED if moved.count else KEEP
+        what.append(f"frees {format_bytes(saved)} until its backward" if what else "there is room for it")
         segments.append(
             SegmentPlan(
-                name=part.piece.name, option=RANGES if inside else KEEP, retained_bytes=now.retained,
-                transient_bytes=now.transient, added_seconds=now.seconds, reason=reason, module=part.piece.module,
-                call=part.piece.call,
+                name=part.piece.name, option=option, retained_bytes=now.retained,
+                transient_bytes=now.transient, added_seconds=now.seconds + moved.seconds,
+                reason="; ".join(what), module=part.piece.module, call=part.piece.call, moved_bytes=moved.bytes,
+                held_bytes=moved.held_bytes, moved_seconds=moved.seconds,
             )
         )  # fmt: skip
     return tuple(segments)
@@ -112,7 +128,7 @@ def _taped_segments(source: Profile, found: Found) -> tuple[SegmentPlan, ...]:
 
 def _segment_plan(chain: Chain, source: Profile, index: int, options: Options) -> SegmentPlan:
     segment, piece, option = chain.segments[index], source.pieces[index], options[index]
-    chosen, state = segment.option(option), _state(source, index, options)
+    chosen, state = segment.option(option), state_plans(source, index, options)
     if segment.reason:
         reason = segment.reason
     elif option == KEEP:
@@ -121,31 +137,10 @@ def _segment_plan(chain: Chain, source: Profile, index: int, options: Options) -
         saved = segment.option(KEEP).retained_bytes - chosen.retained_bytes
         reason = f"frees {format_bytes(saved)} until its backward"
     return SegmentPlan(
-        name=segment.name, option=option, retained_bytes=chosen.retained_bytes, transient_bytes=chosen.transient_bytes,
-        added_seconds=chosen.added_seconds, reason=reason, engine=_engine(state), module=piece.module, call=piece.call,
-        state=state,
+        name=segment.name, option=RECOMPUTE if chosen.recomputes else option, retained_bytes=chosen.retained_bytes,
+        transient_bytes=chosen.transient_bytes, added_seconds=chosen.added_seconds, reason=reason,
+        engine=engines_of(state), module=piece.module, call=piece.call, state=state,
     )  # fmt: skip
-
-
-def _state(source: Profile, index: int, options: Options) -> tuple[StatePlan, ...]:
-    """What the engine keeps of the state that a recomputed segment finds, or that a kept one overwrites for others."""
-    piece = source.pieces[index]
-    if not piece.module:
-        return ()
-    if options[index] == KEEP:
-        copies = source.logs_of(index, options)
-    else:
-        copies = source.ranges_of[piece.module, piece.call].state
-    return tuple(
-        StatePlan(copy.name, copy.engine, copy.bytes, copy.bytes + 2 * copy.present_bytes, copy.written)
-        for copy in copies
-    )
-
-
-def _engine(state: tuple[StatePlan, ...]) -> str | None:
-    """The engines of the tensors that the step writes, in one word; None where it writes none."""
-    engines = {one.engine for one in state if one.written and not one.name.endswith("generator")}
-    return " + ".join(sorted(engines)) or None
 
 
 def _notes(source: Profile, found: Found) -> tuple[str, ...]:
@@ -157,8 +152,8 @@ def _notes(source: Profile, found: Found) -> tuple[str, ...]:
         for segment, piece in zip(source.chain.segments, source.pieces, strict=True)
         if piece.module and piece.reason
     ]
-    if left_out and not found.ranges:
+    if left_out and not found.taped:
         notes.append(f"{len(left_out)} segments can only be kept, {left_out[0].name} for one: {left_out[0].reason}")
-    if not any(piece.module for piece in source.pieces) and not found.ranges:
+    if not any(piece.module for piece in source.pieces) and not found.taped:
         notes.append('no repeated blocks were found in ModuleList or Sequential; name them with segments="…"')
     return tuple(notes)

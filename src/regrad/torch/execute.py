@@ -9,47 +9,77 @@ copy refers to the *copied* module and runs the copy's weights, and pickling wor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from regrad.core.chain import KEEP, RANGES
+from regrad.core.chain import KEEP, MOVED, RANGES
 from regrad.core.errors import InvalidPlan, PlanMismatch
 from regrad.core.plan import Plan, SegmentPlan
 from regrad.torch.fingerprint import difference, fingerprint
+from regrad.torch.offload import Place, default_place
+from regrad.torch.policy import Policy
 from regrad.torch.recompute import log, prime, recompute
 from regrad.torch.recompute import replays as engine_replays
+from regrad.torch.tape.codec import OFFLOAD
+from regrad.torch.tape.moves import Move, Moves
 from regrad.torch.tape.ranges import Range, Ranges
 from regrad.torch.tape.tape import Tape
 
-Engine = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+Engine = Callable[..., Any]
+"""``engine(forward, args, kwargs)``, and as a fourth argument the tensors whose engine the plan chose, if it chose any."""
 Calls = dict[str, tuple[str, ...]]
 LOG = "log"
 """What a call that is kept does where earlier replays need what it overwrites."""
 
 
 class Taped:
-    """A tape and the ranges that it recomputes in every forward."""
+    """A tape, the ranges that it recomputes and what it moves in every forward."""
 
     def __init__(
-        self, ranges: Iterable[Range], calls: Iterable[str], guard: str = "first", *, masks: bool = False
+        self,
+        ranges: Iterable[Range],
+        calls: Iterable[str],
+        guard: str = "first",
+        *,
+        masks: bool = False,
+        moves: Iterable[Move] = (),
+        place: Place | None = None,
     ) -> None:
         self.ranges = Ranges(ranges, calls)
-        self.tape = Tape(guard=guard, masks=masks)
+        self.moves = Moves(moves, self.ranges)
+        self.tape = Tape(guard=guard, masks=masks, place=place)
 
     def forward(self) -> AbstractContextManager[None]:
         """Context for one forward."""
-        return self.tape.forward(self.ranges)
+        return self.tape.forward(self.ranges, self.moves)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a module by its name, with the engine by which a call brings it back. By its name, because modules put
+    other tensors in their places: when they are moved, loaded or copied."""
+
+    owner: nn.Module
+    name: str
+    engine: str
+
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor that stands there now."""
+        found = getattr(self.owner, self.name, None)
+        return found if isinstance(found, torch.Tensor) else None
 
 
 class PlannedForward:
     """What stands in for one module's ``forward`` while a plan is applied.
 
     calls      for each call of the module in one step KEEP, RECOMPUTE or LOG; a single entry serves every call
+    states     for each call of the module the large tensors whose engine the plan chose
     training   the mode that the plan was made in; in the other mode, and without gradients, nothing changes
     overrides  keyword arguments that the module is called with, such as ``use_cache=False``
     root       whether this is the model itself, whose calls mark where a step begins
@@ -76,6 +106,7 @@ class PlannedForward:
         self.root = root
         self.engine = engine
         self.taped = taped
+        self.states: dict[int, tuple[Held, ...]] = {}
         self.position = 0
 
     @property
@@ -97,16 +128,22 @@ class PlannedForward:
         if self.taped is not None:
             with self.taped.forward():
                 return self.original(*args, **kwargs)
-        option = self._option_of_this_call()
+        which = self._this_call()
+        option = self.calls[which] if which < len(self.calls) else KEEP
         if option == KEEP:
             return self.original(*args, **kwargs)
-        return (log if option == LOG else self.engine)(self.original, args, kwargs)
+        if option == LOG:
+            return log(self.original, args, kwargs)
+        planned = [
+            (tensor, held.engine) for held in self.states.get(which, ()) if (tensor := held.tensor()) is not None
+        ]
+        return self.engine(self.original, args, kwargs, *([planned] if planned else []))
 
-    def _option_of_this_call(self) -> str:
+    def _this_call(self) -> int:
         if len(self.calls) == 1:
-            return self.calls[0]
+            return 0
         position, self.position = self.position, self.position + 1
-        return self.calls[position] if position < len(self.calls) else KEEP
+        return position
 
 
 def _begin_step(model: nn.Module) -> None:
@@ -116,14 +153,18 @@ def _begin_step(model: nn.Module) -> None:
             planned.position = 0
 
 
-def apply(model: nn.Module, plan: Plan) -> nn.Module:
+def apply(model: nn.Module, plan: Plan, *, place: Place | None = None) -> nn.Module:
     """Make ``model`` run under ``plan``, in place, and return it. A plan applied before is taken off first.
 
     Nothing but memory and time changes: losses, gradients, weights, buffers and generators are those of the eager
     step. ``state_dict``, ``copy.deepcopy``, pickling, hooks on the segments, ``eval()`` and ``no_grad`` behave as before.
 
-    Raises :class:`PlanMismatch` if the plan is for another model; the model is then as it was. Costs nothing but the
-    fingerprint (milliseconds).
+    ``place`` is where the plan's offloaded tensors go between forward and backward, a :class:`FilePlace` or a
+    :class:`HostPlace`; left out, the host's memory for a plan for CUDA, else a file in the system's folder for temporary
+    files. A step for which the place has no room raises :class:`PlaceFailed` before its forward begins.
+
+    Raises :class:`PlanMismatch` if the plan is for another model, :class:`InvalidPlace` if the place cannot be written; the
+    model is then as it was. Costs nothing but the fingerprint (milliseconds).
     """
     found = fingerprint(model)
     if found != plan.fingerprint:
@@ -140,30 +181,54 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
             f"the plan recomputes {next(iter(calls))} as a segment and {plan.ranges[0].name} as a range of torch calls; "
             "both in one plan are not supported"
         )
+    taped = taped_of(plan, place=place)
+    if taped is not None and taped.tape.place is not None:
+        taped.tape.place.check()
     remove(model)
-    install_plan(model, calls, training=plan.training, cache_off=plan.cache_off, taped=taped_of(plan))
+    install_plan(model, calls, training=plan.training, cache_off=plan.cache_off, taped=taped)
+    tell(model, plan)
     _prime(model, plan)
     return model
 
 
+def tell(model: nn.Module, plan: Plan) -> None:
+    """Tell each planned call by which engines the plan brings its state back; its forward must be a planned one."""
+    modules = dict(model.named_modules())
+    for segment in plan.segments:
+        told = [(one.name.partition(" ")[2].rpartition("."), one.engine) for one in segment.state if one.chosen]
+        if told:
+            held = tuple(Held(modules[owner], name, engine) for (owner, _, name), engine in told if owner in modules)
+            vars(modules[segment.module])["forward"].states[segment.call] = held
+
+
 def _prime(model: nn.Module, plan: Plan) -> None:
-    """Tell the engine of the large state that each segment writes, so that its first call need not find out."""
+    """Tell the engine of the large state that each segment writes and that the plan has no choice about, so that its first
+    call need not find out."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     modules = dict(model.named_modules())
     for segment in plan.segments:
         large = {
             tensors[name]: one.engine
             for one in segment.state
-            if one.written and (name := one.name.partition(" ")[2]) in tensors
+            if one.written and not one.chosen and (name := one.name.partition(" ")[2]) in tensors
         }
         if large:
             prime(vars(modules[segment.module])["forward"].original, large)
 
 
-def taped_of(plan: Plan, guard: str = "first") -> Taped | None:
-    """The executor of a plan's ranges; None if it has none."""
-    return (
-        Taped([Range(one.start, one.stop, one.name) for one in plan.ranges], plan.calls, guard) if plan.ranges else None
+def taped_of(plan: Plan, guard: str = "first", *, place: Place | None = None) -> Taped | None:
+    """The executor of a plan's ranges and moves; None if it has none. ``place`` as for :func:`apply`."""
+    if not plan.ranges and not plan.moves:
+        return None
+    if place is None and any(one.how == OFFLOAD for one in plan.moves):
+        place = Policy(offload=plan.offload).place or default_place(plan.device)
+    return Taped(
+        [Range(one.start, one.stop, one.name) for one in plan.ranges],
+        plan.calls,
+        guard,
+        masks=plan.masks,
+        moves=[Move(one.saves, one.how, one.name, one.bytes, one.held_bytes) for one in plan.moves],
+        place=place,
     )
 
 
@@ -182,7 +247,9 @@ def planned_calls(plan: Plan) -> Calls:
 
 def option_of(segment: SegmentPlan) -> str:
     """What a planned call does: its option, or LOG for one that is kept and writes what earlier replays need."""
-    return KEEP if segment.option == RANGES else LOG if segment.option == KEEP and segment.state else segment.option
+    if segment.option in (RANGES, MOVED):
+        return KEEP
+    return LOG if segment.option == KEEP and segment.state else segment.option
 
 
 def call_options(calls: Iterable[tuple[str, int, str]]) -> Calls:

@@ -103,10 +103,9 @@ def _ours(
             left_out.append(LeftOut(OURS, reason))
             continue
         depth = max(depth_of(plan.choices), *(one.depth + 1 for one in plan.ranges), int(bool(plan.recomputed)))
-        setting = f"{len(plan.ranges)} ranges" if plan.ranges else f"{len(plan.recomputed)} segments"
         points.append(
             FrontierPoint(
-                OURS, PLANNER, setting, budget, plan.predicted_peak_bytes, plan.added_seconds, plan.step_ratio,
+                OURS, PLANNER, plan.setting, budget, plan.predicted_peak_bytes, plan.added_seconds, plan.step_ratio,
                 len(plan.recomputed), depth,
             )
         )  # fmt: skip

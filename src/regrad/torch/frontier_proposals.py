@@ -54,11 +54,10 @@ def propose(
     source: Profile, pricing: Pricing, budgets: Sequence[int], report: Callable[[float], None]
 ) -> tuple[list[FrontierPoint], list[LeftOut]]:
     """The points of every method but ours, and the methods that have none with the reason."""
-    problem = source.problem
     points: list[FrontierPoint] = []
-    left_out = list(_not_asked(problem))
+    left_out = list(_not_asked(source))
     absent = {one.method for one in left_out}
-    methods = [method for method in _methods(problem) if method.name not in absent]
+    methods = [method for method in _methods(source) if method.name not in absent]
     for number, method in enumerate(methods):
         report(number / len(methods))
         found, reason = _points(method, pricing, budgets)
@@ -68,18 +67,19 @@ def propose(
     return points, left_out
 
 
-def _methods(problem: Problem) -> Iterator[_Method]:
+def _methods(source: Profile) -> Iterator[_Method]:
+    problem, chosen = source.problem, source.stateful
     count = len(recomputable(problem))
     numbers = _spread(count)
     for name, kind, planner in (
         ("Optimal", PLANNER, Optimal()),
-        ("Milp", PLANNER, Milp(MILP_SECONDS)),
         ("StateAgnostic", CONTROL, StateAgnostic()),
         ("KeepOrSnapshot", CONTROL, KeepOrSnapshot()),
     ):
-        yield _Method(name, kind, planner=planner, problem=problem)
+        yield _Method(name, kind, planner=planner, problem=chosen)
+    yield _Method("Milp", PLANNER, planner=Milp(MILP_SECONDS), problem=problem)
     yield _Method("Optimal, nested", PLANNER, planner=Optimal(nested=True), problem=problem)
-    yield _Method("Frontier", PLANNER, planner=Frontier(), problem=replace(problem, rule="static"))
+    yield _Method("Frontier", PLANNER, planner=Frontier(), problem=replace(chosen, rule="static"))
     yield _Method("KeepAll", CONTROL, (("", KeepAll()),))
     yield _Method("RecomputeAll", BASELINE, (("", RecomputeAll()),))
     yield _Method("FirstK", BASELINE, tuple((f"k = {k}", FirstK(k)) for k in numbers))
@@ -96,7 +96,8 @@ def _spread(count: int) -> list[int]:
     return sorted({1 + (count - 1) * k // (MOST_SETTINGS - 1) for k in range(MOST_SETTINGS)})
 
 
-def _not_asked(problem: Problem) -> Iterator[LeftOut]:
+def _not_asked(source: Profile) -> Iterator[LeftOut]:
+    problem = source.problem
     count = len(recomputable(problem))
     if find_spec("highspy") is None:
         yield LeftOut("Milp", "its solver is not installed: pip install 'regrad[milp]'")
@@ -104,7 +105,7 @@ def _not_asked(problem: Problem) -> Iterator[LeftOut]:
         yield LeftOut("Milp", f"{count} segments are more than the {MOST_MILP_SEGMENTS} that it is asked for here")
     elif problem.shares_log:
         yield LeftOut("Milp", "segments share a log of state, which its program does not hold")
-    if not any(option.states for segment in problem.chain.segments for option in segment.options):
+    if not any(option.states for segment in source.stateful.chain.segments for option in segment.options):
         reason = "no segment has more than one way to bring its state back"
         yield LeftOut("StateAgnostic", reason)
         yield LeftOut("KeepOrSnapshot", reason)

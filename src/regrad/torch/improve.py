@@ -13,7 +13,7 @@ LIMIT_SECONDS = 1.5
 
 
 def _free(source: Profile) -> list[int]:
-    return [i for i, segment in enumerate(source.chain.segments) if len(segment.options) > 1]
+    return [i for i, segment in enumerate(source.stateful.chain.segments) if len(segment.options) > 1]
 
 
 def _with(options: Options, changes: dict[int, str]) -> Options:
@@ -24,13 +24,13 @@ def _neighbours(options: Options, source: Profile) -> Iterator[Options]:
     """Options that differ in one segment, then in two of which one is kept instead of the other."""
     free = _free(source)
     for i in free:
-        for option in source.chain.segments[i].options:
+        for option in source.stateful.chain.segments[i].options:
             if option.name != options[i]:
                 yield _with(options, {i: option.name})
     for i in free:
         for j in free:
             if options[i] != KEEP and options[j] == KEEP:
-                for option in source.chain.segments[j].options:
+                for option in source.stateful.chain.segments[j].options:
                     if option.name != KEEP:
                         yield _with(options, {i: KEEP, j: option.name})
 

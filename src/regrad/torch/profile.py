@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import nn
 
-from regrad.core.chain import KEEP, Chain, Problem
-from regrad.core.errors import PlanMismatch
+from regrad.core.chain import KEEP, RECOMPUTE, Chain, Problem
+from regrad.core.errors import InvalidPolicy, PlanMismatch
 from regrad.core.levels import Levels
 from regrad.core.simulate_trace import Range, StateCopy, TraceArithmetic
 from regrad.core.trace import Call, Trace
@@ -24,18 +24,25 @@ from regrad.torch.dryrun import Rehearsal
 from regrad.torch.fingerprint import fingerprint, step_fingerprint
 from regrad.torch.merge import merge_lifetimes
 from regrad.torch.on_device import device_form, on_device
+from regrad.torch.policy import DEFAULT, Policy
 from regrad.torch.recompute import rehearse
 from regrad.torch.record import Record
 from regrad.torch.room import available_bytes
+from regrad.torch.segment_options import Parts, parts_of, restricted
 from regrad.torch.spans import nested_seeds
 from regrad.torch.state import States
+from regrad.torch.state_costs import StateCosts, measured, of_device
+from regrad.torch.stateful import stateful
 from regrad.torch.step import Step
 from regrad.torch.store import untouched
+from regrad.torch.tape.overhead import seconds_per_call
 from regrad.torch.tape_plan import make_search
 from regrad.torch.translate import NOT_VALIDATED, DeviceClock
 from regrad.torch.watch import border_problem, container_children, find_candidates, given, matches
 
 Progress = Callable[[str, float], None]
+SEARCH_SECONDS = 2.0
+"""Of local search for ranges and moves, for one budget."""
 
 
 @dataclass
@@ -51,6 +58,7 @@ class Profile:
     states      what state each module call finds, and what its engine copies of it
     cache_off   the module whose cache is turned off under a plan; None if none
     device      the device that need not be here that the figures are for; None: where the step is
+    policy      what plans may do; see :meth:`under`
     """
 
     rehearsal: Rehearsal
@@ -70,6 +78,8 @@ class Profile:
     seconds: float = 0.0
     named_segments: bool = False
     device: Device | None = None
+    policy: Policy = DEFAULT
+    _under: dict[Policy, Profile] = field(default_factory=dict)
     _levels: dict[tuple[str, ...], Levels] = field(default_factory=dict)
 
     @property
@@ -83,6 +93,11 @@ class Profile:
         return self.problem.chain
 
     @cached_property
+    def stateful(self) -> Problem:
+        """The problem with an option for each way to bring large state back: for planners of one level, which choose."""
+        return stateful(self.problem, self.arithmetic, self.pieces, self.ranges_of, self.states)
+
+    @cached_property
     def search(self) -> TapeSearch | None:
         """The search for stretches of torch calls to recompute; None if the step's torch calls cannot be numbered, if
         the user named the segments, or if a part is compiled, which a function mode would compile anew."""
@@ -90,8 +105,28 @@ class Profile:
 
     @cached_property
     def masked_search(self) -> TapeSearch | None:
-        """The same search with dropout's draws kept as bits; None also where there are none."""
-        return self._search(masks=True)
+        """The same search with dropout's draws kept as bits; None also where there are none, or by the policy."""
+        return self._search(masks=True) if self.policy.pack and self.policy.recompute else None
+
+    @cached_property
+    def parts(self) -> tuple[Parts, ...]:
+        """The chain with the finer options of its segments: packed, moved elsewhere, ranges of their calls; once with draws
+        kept as bits and once without, where there are any."""
+        found = [parts_of(self, search) for search in (self.search, self.masked_search) if search is not None]
+        return tuple(parts for parts in found if parts is not None)
+
+    def under(self, policy: Policy) -> Profile:
+        """This profile for plans under ``policy``. Raises :class:`InvalidPolicy` and :class:`InvalidPlace`."""
+        policy.check(self.base.calls, self.rehearsal.step.device.type)
+        if self.device is not None and policy.offload is not None:
+            raise InvalidPolicy(
+                f"offload={policy.offload!r} is priced by measuring it, and {self.device.title} is not here. Leave it out."
+            )
+        if policy == self.policy:
+            return self
+        if policy not in self._under:
+            self._under[policy] = replace(self, policy=policy, problem=restricted(self, policy))
+        return self._under[policy]
 
     def _search(self, *, masks: bool) -> TapeSearch | None:
         compiled = any(type(module).__name__ == "OptimizedModule" for module in self.rehearsal.step.model.modules())
@@ -99,10 +134,20 @@ class Profile:
             return None
         calls = {(call.module, call.count): call for call in self.arithmetic.trace.calls}
         blocks = [calls[piece.module, piece.call] for piece in self.pieces if piece.module]
-        made = make_search(self.base, self.arithmetic, [(call.start, call.stop) for call in blocks], masks=masks)
+        intervals = [(call.start, call.stop) for call in blocks]
+        call = seconds_per_call() if self.device is None else 0.0
+        made = make_search(
+            self.base, self.arithmetic, intervals, masks=masks, policy=self._policy_here, call_seconds=call
+        )
         if made is not None:
+            made.limit_seconds = SEARCH_SECONDS
             made.proposals = lambda: nested_seeds(self, made)
         return made
+
+    @property
+    def _policy_here(self) -> Policy:
+        """Packing is measured on this machine and runs on its kernels: not for a device that is not here."""
+        return self.policy if self.device is None else replace(self.policy, pack=False)
 
     def problem_of(self, call: Call) -> str:
         """Why a call of any module could not be recomputed, as far as its operations tell; "" if it could."""
@@ -115,8 +160,24 @@ class Profile:
 
     def ranges(self, options: tuple[str, ...]) -> list[Range]:
         """The ranges of operations that are recomputed when each segment takes the option named."""
-        chosen = zip(self.pieces, options, strict=True)
-        return [self.ranges_of[piece.module, piece.call] for piece, option in chosen if piece.module and option != KEEP]
+        return [
+            self.range_by(index, option)
+            for index, (piece, option) in enumerate(zip(self.pieces, options, strict=True))
+            if piece.module and option != KEEP
+        ]
+
+    def range_by(self, index: int, option: str) -> Range:
+        """The range that segment ``index`` is when it takes ``option``, with the copies of the engines chosen in it."""
+        piece = self.pieces[index]
+        one = self.ranges_of[piece.module, piece.call]
+        engines = self.engines(index, option)
+        call = self.states.call(piece.module, piece.call) if engines and option != RECOMPUTE else None
+        return one if call is None else replace(one, state=self.states.copies(call, engines))
+
+    def engines(self, index: int, option: str) -> dict[str, str]:
+        """By the name of each large state for which there is a choice, the engine by which ``option`` brings it back."""
+        segment = self.stateful.chain.segments[index]
+        return {use.state: use.engine for use in segment.option(option).states} if segment.can(option) else {}
 
     def logs_of(self, index: int, options: tuple[str, ...]) -> tuple[StateCopy, ...]:
         """What segment ``index`` must log, under these options, for the replays of segments before it."""
@@ -138,9 +199,15 @@ class Profile:
             self._levels[options] = self.arithmetic.levels(self.ranges(options))
         return self._levels[options]
 
+    def stateless(self, options: tuple[str, ...]) -> Levels:
+        """:meth:`levels` as if no state were copied."""
+        return self.arithmetic.levels([replace(one, state=()) for one in self.ranges(options)])
+
     def dry_run(self, options: tuple[str, ...], taped: execute.Taped | None = None) -> Trace:
         """The record of a step on copies without bytes in which each segment takes the option named."""
-        flags = execute.call_options((p.module, p.call, o) for p, o in zip(self.pieces, options, strict=True))
+        flags = execute.call_options(
+            (p.module, p.call, KEEP if o == KEEP else RECOMPUTE) for p, o in zip(self.pieces, options, strict=True)
+        )
         with on_device(self.device):
             record = self.rehearsal.record(
                 lambda model: execute.install_plan(
@@ -185,7 +252,11 @@ def make_profile(
         merge_lifetimes(base.trace, bare)
     arithmetic = TraceArithmetic(base.trace)
     calls = {(call.module, call.count): call for call in base.trace.calls}
-    states = States(rehearsal.step.model, base, [calls[module, count] for module, count, _ in candidates])
+
+    def costs() -> StateCosts:
+        return measured(step.device) if device is None else of_device(device)
+
+    states = States(rehearsal.step.model, base, [calls[module, count] for module, count, _ in candidates], costs)
     ranges_of = {}
     for module, count, reason in candidates:
         if not reason:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,17 @@ ENGINE = Checkpoint()
 _REHEARSAL = Checkpoint(guard="off")
 
 
-def recompute(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run ``forward(*args, **kwargs)`` keeping its arguments and its state at entry; its backward runs it again."""
-    return ENGINE(forward, *args, **kwargs)
+def recompute(
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    planned: Sequence[tuple[torch.Tensor, str]] = (),
+) -> Any:
+    """Run ``forward(*args, **kwargs)`` keeping its arguments and its state at entry; its backward runs it again.
+
+    ``planned`` says by which engine this call brings large tensors back; of the others the engine finds out.
+    """
+    return ENGINE.planned(planned, forward, args, kwargs) if planned else ENGINE(forward, *args, **kwargs)
 
 
 def log(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

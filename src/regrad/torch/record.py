@@ -172,7 +172,7 @@ class Recorder(TorchDispatchMode):
         self.signature_of: list[int] = []
         self._signature_index: dict[Any, int] = {}
         self.counter = CallCounter()
-        self.forwards = 0
+        self.forwards = self.hooked = 0
 
     # -- storages ---------------------------------------------------------------------------------------------
 
@@ -293,7 +293,8 @@ class Recorder(TorchDispatchMode):
         after = position > 0 and self.operations[-1].sequence == node + 1 and self.operations[-1].phase == tr.FORWARD
         index, _ = self._index(tensor, tr.ACTIVATIONS, max(position - 1, 0))
         storage = self.storages[index]
-        storage.saved_by += (Save(position - 1 if after else position, node, position),)
+        storage.saved_by += (Save(position - 1 if after else position, node, position, self.hooked),)
+        self.hooked += 1
 
     def _sign(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         signature = Signature.of(func, args, kwargs, result)

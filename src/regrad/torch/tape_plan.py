@@ -13,19 +13,29 @@ from regrad.core.simulate_tape import KeptDraw, TapeArithmetic, TapeRange
 from regrad.core.simulate_trace import TraceArithmetic
 from regrad.core.trace import Trace
 from regrad.planners.tape_search import TapeSearch
+from regrad.torch.move_plan import movables
+from regrad.torch.policy import DEFAULT, Policy, short_name
 from regrad.torch.record import Record
+from regrad.torch.tape.calls import _PRODUCTS as PRODUCTS
 from regrad.torch.tape.calls import STATISTICS
 from regrad.torch.tape.legal import problem_of_range
 from regrad.torch.tape.masks import DROPOUT, seconds_per_element
 
 
 def make_search(
-    record: Record, arithmetic: TraceArithmetic, blocks: list[tuple[int, int]], *, masks: bool = False
+    record: Record,
+    arithmetic: TraceArithmetic,
+    blocks: list[tuple[int, int]],
+    *,
+    masks: bool = False,
+    policy: Policy = DEFAULT,
+    call_seconds: float = 0.0,
 ) -> TapeSearch | None:
     """The search for tape ranges on a recorded step; None where its torch calls could not be numbered, or where ``masks``
     is asked for and no draw can be kept as bits.
 
-    ``blocks`` are the calls of the segments, as intervals of operations.
+    ``blocks`` are the calls of the segments, as intervals of operations; ``policy`` says what may be done; ``call_seconds``
+    is what a recorded and replayed call takes beside its kernels.
     """
     trace = record.trace
     if not record.calls:
@@ -36,11 +46,24 @@ def make_search(
         return None
     borders = {start for start, _ in calls} | {stop for _, stop in calls}
     return TapeSearch(
-        TapeArithmetic(arithmetic, torch.get_rng_state().nbytes, draws),
+        TapeArithmetic(arithmetic, torch.get_rng_state().nbytes, draws, _products(record), call_seconds),
         calls,
         [(start, stop) for start, stop in blocks if start in borders and stop in borders],
-        _Legal(trace, record.names, record.calls),
+        _Legal(trace, record.names, record.calls, policy),
+        movables=movables(record, policy),
+        recompute=policy.recompute,
     )
+
+
+def _products(record: Record) -> set[int]:
+    """The first operations of the products: they save their operands, copies of their own among them, before they compute."""
+    operations = record.trace.operations
+    return {
+        start
+        for start, stop in call_intervals(record.trace)
+        if short_name(record.calls[operations[start].torch_call]) in PRODUCTS
+        and not any(operation.writes for operation in operations[start:stop])
+    }
 
 
 def kept_draws(record: Record) -> dict[int, KeptDraw]:
@@ -88,8 +111,8 @@ class _Legal:
     limit depends on the start alone, and is worked out once for each.
     """
 
-    def __init__(self, trace: Trace, names: dict[int, str], calls: tuple[str, ...]) -> None:
-        self.trace, self.names = trace, names
+    def __init__(self, trace: Trace, names: dict[int, str], calls: tuple[str, ...], policy: Policy) -> None:
+        self.trace, self.names, self.policy = trace, names, policy
         self.stop = trace.phase_starts["backward"]
         self._bad = [self._alone(position, calls) for position in range(self.stop)]
         self._next_bad = [self.stop] * (self.stop + 1)
@@ -107,6 +130,8 @@ class _Legal:
         operation = self.trace.operations[position]
         if operation.torch_call < 0:
             return f"{operation.name} runs outside every torch call of the model's forward"
+        if self.policy.keeps(calls[operation.torch_call]):
+            return f"the policy keeps {calls[operation.torch_call]}"
         outside = any(self.trace.storages[index].birth < 0 for index in operation.writes)
         if outside and operation.makes and calls[operation.torch_call].rpartition(".")[2] not in STATISTICS:
             return f"{operation.name} writes state and computes something, so it cannot run again"

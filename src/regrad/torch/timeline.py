@@ -5,6 +5,7 @@ from __future__ import annotations
 from regrad.core.errors import PlanMismatch
 from regrad.core.plan import Plan, leaves
 from regrad.core.timeline import Timeline, make_timeline
+from regrad.torch.move_plan import planned_moves
 from regrad.torch.profile import Profile
 from regrad.torch.tape_plan import tape_ranges
 
@@ -24,9 +25,11 @@ def timeline(source: Profile, plan: Plan | None = None) -> Timeline:
         detail = f"it has {len(options)} segments, the profile {len(source.pieces)}"
         raise PlanMismatch(plan.fingerprint, source.fingerprint, detail)
     search = source.masked_search if plan.masks else source.search
-    taped = bool(plan.ranges) and search is not None
+    taped = bool(plan.ranges or plan.moves) and search is not None
     return make_timeline(
-        search.tape if taped and search is not None else source.arithmetic,
+        search.tape.with_moves(planned_moves(source.arithmetic.trace, plan.moves))
+        if taped and search is not None
+        else source.arithmetic,
         tape_ranges(source.arithmetic.trace, plan.ranges) if taped else source.ranges(options),
         eager=source.trace,
         names=source.eager.names,

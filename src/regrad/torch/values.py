@@ -3,14 +3,17 @@
 Under plain fake tensors a model cannot look at its own masks and lengths, and libraries that notice fakes take another
 road: one builds an explicit attention mask that the eager step does not have. So tensors that depend on no weight keep
 their values: integers and booleans of the batch and of the buffers, scalars on the CPU (the step counters of
-optimizers), and whatever is computed from such tensors alone. All else is fake, from the first operation on that mixes
-the two. A tensor with values that is then written from a fake one loses them: from there on it counts as fake.
+optimizers), matrices of one number (what masks are made from), and whatever is computed from such tensors alone. All
+else is fake, from the first operation on that mixes the two, and lies as the kernel would lay it
+(:mod:`regrad.torch.layouts`). A tensor with values that is then written from a fake one loses them: from there on it
+counts as fake.
 
 What still needs a real step: control flow on activations or losses.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -18,6 +21,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from regrad.torch.layouts import as_the_kernel_does
 
 
 def operands(value: Any) -> list[torch.Tensor]:
@@ -60,7 +65,7 @@ class ValueMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = operands(args) + operands(kwargs)
-        if self._all_known(tensors) and (tensors or _makes_integers(func, kwargs)):
+        if self._all_known(tensors) and (tensors or _makes_known(func, args, kwargs)):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
@@ -81,10 +86,9 @@ class ValueMode(TorchDispatchMode):
                 return self.fake.from_tensor(leaf, static_shapes=True)
             return leaf
 
-        if all(isinstance(tensor, FakeTensor) for tensor in operands(args) + operands(kwargs)):
-            return func(*args, **kwargs)
-        fake_args, fake_kwargs = pytree.tree_map(fake, (args, kwargs))
-        return func(*fake_args, **fake_kwargs)
+        if not all(isinstance(tensor, FakeTensor) for tensor in operands(args) + operands(kwargs)):
+            args, kwargs = pytree.tree_map(fake, (args, kwargs))
+        return as_the_kernel_does(func, args, func(*args, **kwargs), self.fake)
 
     def _mark_written(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """A real tensor that was written in place has unknown values now; it is still the object that comes back."""
@@ -99,8 +103,11 @@ class ValueMode(TorchDispatchMode):
         return result
 
 
-def _makes_integers(func: Any, kwargs: Any) -> bool:
-    """Whether a factory makes integers or booleans, or a scalar from a Python number: values that may steer the step."""
+def _makes_known(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a factory makes values that may steer the step: integers, booleans, a scalar from a Python number, or what a
+    mask is made from, [batch, length] or [length, length] of one number."""
+    if func in _MASK_FACTORIES and len(args[0]) == _MASK_DIMENSIONS and math.prod(args[0]) <= LARGEST_MASK:
+        return True
     dtype = kwargs.get("dtype")
     if dtype is not None:
         return not dtype.is_floating_point and not dtype.is_complex
@@ -108,3 +115,7 @@ def _makes_integers(func: Any, kwargs: Any) -> bool:
 
 
 _INTEGER_FACTORIES = {torch.ops.aten.arange.default, torch.ops.aten.arange.start, torch.ops.aten.arange.start_step}
+_MASK_FACTORIES = {torch.ops.aten.ones.default, torch.ops.aten.full.default}
+_MASK_DIMENSIONS = 2
+LARGEST_MASK = 1 << 20
+"""Elements of a mask of ones that keeps its values."""

@@ -16,7 +16,7 @@ from regrad.torch.store import persistent_tensors
 from regrad.torch.tape import CallCounter, Range, Ranges, Tape
 
 
-def run(forward: Any, tape: Tape | None = None, ranges: Any = (), *, seed: int = 11) -> dict[str, Any]:
+def run(forward: Any, tape: Tape | None = None, ranges: Any = (), moves: Any = (), *, seed: int = 11) -> dict[str, Any]:
     """Forward and backward of ``forward() -> (loss, tensors whose gradients and bytes count)``."""
     torch.manual_seed(seed)
     random.seed(seed)
@@ -24,7 +24,7 @@ def run(forward: Any, tape: Tape | None = None, ranges: Any = (), *, seed: int =
     if tape is None:
         loss, watched = forward()
     else:
-        with tape.forward(ranges):
+        with tape.forward(ranges, moves):
             loss, watched = forward()
     loss.backward()
     result = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,8 +50,25 @@ class Model:
         """
         if size not in self.settings:
             raise UsageError(f"model {self.name} has no size {size!r}; it has {' and '.join(self.settings)}")
+        model, batch = self._built(size)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=0.9)
+        return rt.Step(model.train(), batch, optimizer=optimizer, make_batch=partial(self.make_batch, size))
+
+    def make_batch(self, size: str, batch_size: int, sequence_length: int | None = None) -> Any:
+        """Another batch for the model of a size, of ``batch_size`` samples; ``sequence_length`` for the models of text.
+
+        It is drawn as the first one is, behind the weights: a model is built for it and dropped.
+        """
+        changed = {"batch": batch_size}
+        if sequence_length is not None:
+            if "length" not in self.settings[size]:
+                raise UsageError(f"model {self.name} has no sequence length; leave it out")
+            changed["length"] = sequence_length
+        return self._built(size, **changed)[1]
+
+    def _built(self, size: str, **changed: int) -> tuple[nn.Module, Any]:
+        """The model and its batch from the settings of a size, some changed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            model, batch = self.build(**self.settings[size])
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return rt.Step(model.train(), batch, optimizer=torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=0.9))
+            return self.build(**{**self.settings[size], **changed})

@@ -23,6 +23,7 @@ from regrad.torch import execute
 from regrad.torch.audit.survey import VALUE, Key, Table
 from regrad.torch.audit.world import digest_of
 from regrad.torch.record import tensors_in
+from regrad.torch.regions.public import Checkpoint
 
 FORWARD, REPLAY, BACKWARD, OUTSIDE = "forward", "replay", "backward", "outside"
 Engine = Callable[..., Any]
@@ -108,6 +109,8 @@ class Borders:
             execute.install_plan(
                 self.model, calls, training=training, cache_off=cache_off, engine=self._recompute, taped=self._taped
             )
+            if plan is not None:
+                execute.tell(self.model, plan)
         _RUNNING.append(self)
         try:
             yield
@@ -130,13 +133,20 @@ class Borders:
 
     # -- what runs ------------------------------------------------------------------------------------------------------
 
-    def _recompute(self, forward: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """The executor's engine: the audited one, between the borders of a call."""
+    def _recompute(self, forward: Any, args: tuple[Any, ...], kwargs: Any, planned: Any = ()) -> Any:
+        """The executor's engine: the audited one, between the borders of a call. ``planned`` are the plan's own engines
+        for its large state, of which only ours knows."""
         assert self._engine is not None
         engine = self._engine
         call = self._next(self._owners[id(forward.__self__)][0])
+
+        def run() -> Any:
+            if planned and isinstance(engine, Checkpoint):
+                return engine.planned(planned, forward, args, kwargs)
+            return engine(forward, *args, **kwargs)
+
         with self._as(OUTSIDE, call):
-            return self._between(call, lambda: engine(forward, *args, **kwargs), args, kwargs)
+            return self._between(call, run, args, kwargs)
 
     def body(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A segment's own code is to run: for the first time, or again."""

@@ -24,7 +24,7 @@ _SAME = {
     _aten.sigmoid.default, _aten.tanh.default,
 }  # fmt: skip
 _LOOKS = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default}
-_PYTHON_LOOKS = {"numpy", "tolist", "__array__", "data_ptr"}
+PYTHON_LOOKS = {"numpy", "tolist", "__array__", "data_ptr"}
 
 
 @cache
@@ -50,7 +50,7 @@ def find_cut(operations: list[Any], positions: list[int], needed: list[bool], na
 
     ``needed`` says which saved tensors a replay must give; ``names`` are the names in the region's code.
     """
-    if not any(needed) or names & _PYTHON_LOOKS:
+    if not any(needed) or names & PYTHON_LOOKS:
         return None
     last = max(index for index, wanted in enumerate(needed) if wanted)
     at = positions[last]

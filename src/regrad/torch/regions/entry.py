@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,14 +18,11 @@ from regrad.torch.regions.discover import sources
 from regrad.torch.regions.discover.boxes import NAME, Box
 from regrad.torch.regions.discover.tensors import SMALL_BYTES, Memory, memory_of, set_versions
 from regrad.torch.regions.discover.walk import Found
-from regrad.torch.regions.effects import file_position, position
 from regrad.torch.regions.guard import digest
 from regrad.torch.regions.kept import Kept
 from regrad.torch.regions.old import Old
+from regrad.torch.regions.once_only import OnceOnly
 from regrad.torch.regions.watch import Versions, storage_key
-
-_PEEK = sources.NumpyPeek()
-_COPIED_ITERATORS = ("list_iterator", "tuple_iterator", "range_iterator", "str_ascii_iterator", "count", "repeat")
 
 
 def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -47,6 +45,9 @@ class Entry:
     exact     small tensors: a copy of the storage's bytes
     watched   parameters and large tensors: signatures only; what is known to be written is in the epoch log
 
+    own       by storage, copies of large state that this call alone holds, oldest first; the log is not asked for those
+              in ``owns``
+
     With ``large_only`` nothing is copied: the call will not be replayed, and only what it logs matters.
     """
 
@@ -64,11 +65,12 @@ class Entry:
         self._bases: set[int] = set()
         self.substitutes: dict[int, Any] = {}
         self.hidden: dict[int, torch.Tensor] = {}
-        self.reads: dict[int, list[Old]] = {}
+        self.own: dict[int, list[Old]] = {}
+        self.owns: frozenset[int] = frozenset()
         self.owed: list[tuple[torch.Tensor, Any]] = []
         self._values(found)
         self.generators = [] if large_only else self._generators(numpy) + self._objects(found.generators)
-        self._once_only = _OnceOnly(found, numpy)
+        self._once_only = OnceOnly(found, numpy)
 
     def extend(self, found: Found) -> None:
         """A part of the region runs for the first time in this call: what it holds is still as at the entry."""
@@ -177,43 +179,6 @@ def name_in(boxes: list[tuple[Box, Any, Any]], value: Any) -> str:
     return "a tensor"
 
 
-class _OnceOnly:
-    """Things whose use shows afterwards: iterators, caches of functions, files, NumPy's generator."""
-
-    def __init__(self, found: Found, numpy: bool) -> None:
-        self.iterators = [(one, position(one), _copied(one)) for one in found.iterators]
-        self.caches = [(one, one.cache_info()) for one in found.caches]
-        self.files = [(one, file_position(one)) for one in found.files]
-        self.words = None if numpy else _PEEK.look()
-
-    def after(self, entry: Entry) -> str | None:
-        for one, before, snapshot in self.iterators:
-            if position(one) == before:
-                continue
-            if snapshot is not None and any(_holds(token, how, one) for how, _, token in entry.boxes):
-                entry.substitutes[id(one)] = snapshot
-            else:
-                return f"consumed the iterator {type(one).__name__}"
-        for one, info in self.caches:
-            if one.cache_info().misses != info.misses:
-                return f"filled the cache of {one.__wrapped__.__qualname__}"
-        for one, at in self.files:
-            if file_position(one) != at:
-                return f"used the file {getattr(one, 'name', one)!r}"
-        if self.words is not None and _PEEK.look() != self.words:
-            return "drew from NumPy's random generator for the first time"
-        self.iterators, self.caches, self.files = [], [], []
-        return None
-
-
-def _holds(token: Any, how: Box, value: Any) -> bool:
-    return any(held is value for held in how.values(token))
-
-
-def _copied(iterator: Any) -> Any:
-    return copy.copy(iterator) if type(iterator).__name__ in _COPIED_ITERATORS else None
-
-
 def plain_array(array: Any) -> bool:
     return bool(array.flags.writeable and not array.dtype.hasobject)
 
@@ -230,6 +195,7 @@ class Swap:
         self.arrays = [array.tobytes() for array, _ in entry.arrays]
         self.generators = [source.get() for source, _ in entry.generators]
         self.redo: list[tuple[Old, torch.Tensor]] = []
+        self.aside: dict[int, list[Old]] = {}
         self.written: dict[int, list[Old]] = {}
         self.hidden: Versions | None = None
         tensors = [one for one, _, _ in entry.exact] + entry.watched
@@ -243,7 +209,13 @@ class Swap:
         entry = self.entry
         for tensor, own, key in zip(entry.watched, entry.signatures, entry.keys, strict=True):
             now = signature(tensor)
-            if now != own if key is None else not log.is_as_left(entry.epoch, key, id(tensor), own, now):
+            if key in entry.owns:
+                changed = now[1] != own[1]  # whoever wrote it, the copy is what the call saw, if it still lies there
+            elif key is None:
+                changed = now != own
+            else:
+                changed = not log.is_as_left(entry.epoch, key, id(tensor), own, now)
+            if changed:
                 thing = entry.name_of(tensor)
                 raise ModifiedArgument(
                     f"{thing} ({list(tensor.shape)}) was modified in place between the forward and the backward, "
@@ -273,8 +245,11 @@ class Swap:
             if now != kept.data:
                 fill(array, kept.data)
         for key in dict.fromkeys([*(key for key in entry.keys if key is not None), *entry.hidden]):
-            for old in reversed(entry.reads[key]) if key in entry.reads else log.since(entry.epoch, key):
-                self.redo.append((old, old.now()))
+            aside = self.aside.setdefault(key, [])
+            for old in reversed(entry.own[key]) if key in entry.own else log.since(entry.epoch, key):
+                if not any(one.covers(old) for one in aside):
+                    self.redo.append((old, old.now()))
+                    aside.append(old)
                 old.put()
         for tensor, flag in entry.flags:
             if tensor.requires_grad != flag:
@@ -294,16 +269,15 @@ class Swap:
             tensor.data = old
 
     def to_present(self) -> None:
-        """Bring everything back. Each piece is tried even if another one fails; the first error is raised."""
+        """Bring everything back. Each piece is tried, twice if need be, even if another one fails; the first error is raised.
+        So one interruption, whenever it comes, does not leave the past in place."""
         errors: list[BaseException] = []
-        self._undone()
         for step in (
-            self._generators_back, self._flags_back, self._boxes_back, self._data_back, self._bytes_back,
+            self._undone, self._generators_back, self._flags_back, self._boxes_back, self._data_back, self._bytes_back,
             self._log_back, self._arrays_back, self._versions_back,
         ):  # fmt: skip
             _attempt(step, errors)
-        if errors:
-            raise errors[0]
+        _raise_first(errors)
 
     def check_entry(self) -> None:
         """Raise unless large state is what a guarded call found (its digest was taken at the entry)."""
@@ -326,9 +300,7 @@ class Swap:
 
     def _undone(self) -> None:
         """Undo what the body of the replay wrote into large storages."""
-        for pieces in self.written.values():
-            for old in reversed(pieces):
-                old.put()
+        _each(old.put for pieces in self.written.values() for old in reversed(pieces))
 
     def _generators_back(self) -> None:
         for (source, _), state in zip(self.entry.generators, self.generators, strict=True):
@@ -359,8 +331,7 @@ class Swap:
                 current.write(kept)
 
     def _log_back(self) -> None:
-        for old, now in reversed(self.redo):
-            old.put(now)
+        _each(functools.partial(old.put, now) for old, now in reversed(self.redo))
 
     def _arrays_back(self) -> None:
         for (array, _), data in zip(self.entry.arrays, self.arrays, strict=True):
@@ -373,11 +344,31 @@ class Swap:
             self.hidden.back()
 
 
+def _each(steps: Iterable[Callable[[], None]]) -> None:
+    """Take all steps, whatever one of them raises; then the first error is raised."""
+    errors: list[BaseException] = []
+    for step in steps:
+        _attempt(step, errors)
+    _raise_first(errors)
+
+
+def _raise_first(errors: list[BaseException]) -> None:
+    if errors:
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()  # or the error would hold itself, by this frame, and with it the graph
+
+
 def _attempt(step: Callable[[], None], errors: list[BaseException]) -> None:
-    try:
-        step()
-    except BaseException as error:  # noqa: BLE001 - collected, and raised by to_present
-        errors.append(error)
+    """Take a step; if it fails, for whatever reason, once more: each writes what does not depend on what was written."""
+    for _ in range(2):
+        try:
+            step()
+        except BaseException as error:  # noqa: BLE001 - collected, and raised by to_present
+            errors.append(error)
+        else:
+            return
 
 
 def fill(array: Any, data: bytes) -> None:

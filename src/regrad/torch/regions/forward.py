@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -18,6 +18,8 @@ from regrad.core.errors import InvalidRegion
 from regrad.torch.regions import log
 from regrad.torch.regions.arguments import Arguments
 from regrad.torch.regions.call import Call, unpack
+from regrad.torch.regions.cut import PYTHON_LOOKS
+from regrad.torch.regions.discover.tensors import SMALL_BYTES
 from regrad.torch.regions.discover.walk import Found, walk
 from regrad.torch.regions.effects import watch_effects
 from regrad.torch.regions.entry import Entry, Swap, signature
@@ -36,9 +38,11 @@ from regrad.torch.regions.region import (
 )
 from regrad.torch.regions.selective import Draws
 from regrad.torch.regions.settings import Settings, StateSpec
-from regrad.torch.regions.watch import Watch, storage_key
+from regrad.torch.regions.watch import Watch, has_memory, storage_key
 
 MOST_KINDS = 1024
+Planned = Sequence[tuple[torch.Tensor, str]]
+"""Tensors with the engine by which a call brings each back: "snapshot", "journal" or "read_set"."""
 ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
@@ -50,9 +54,11 @@ def run(
     context_fn: ContextFn | None = None,
     check_metas: bool = True,
     log_only: bool = False,
+    planned: Planned = (),
 ) -> Any:
     """Run a region: what every public call comes to. With ``log_only`` it keeps its activations as eager does, and what
-    it overwrites of large state is kept for the replays of others."""
+    it overwrites of large state is kept for the replays of others. ``planned`` says by which engine this call brings
+    large tensors back."""
     if not callable(function):
         raise InvalidRegion(f"the region is a {type(function).__name__}, which cannot be called")
     if not torch.is_grad_enabled() or _is_traced():
@@ -64,7 +70,7 @@ def run(
         return function(*args, **kwargs)
     watch_effects()
     with LOCK:
-        forward = Forward(settings, region, function, args, kwargs, context_fn, check_metas, log_only)
+        forward = Forward(settings, region, function, args, kwargs, context_fn, check_metas, log_only, planned)
         if not forward.lazy:
             return forward.run()
     region.keep("gives lazy parameters their first shape")
@@ -89,6 +95,7 @@ class Forward:
         context_fn: ContextFn | None,
         check_metas: bool,
         log_only: bool,
+        planned: Planned = (),
     ) -> None:
         self.settings, self.region, self.function = settings, region, function
         self.args, self.kwargs, self.context_fn, self.log_only = args, kwargs, context_fn, log_only
@@ -103,8 +110,12 @@ class Forward:
         numpy = self.learning or region.draws_numpy or "random" in region.reach.names
         hidden = region.hidden_state() if settings.state == "auto" else ((), ())
         found.generators.extend(hidden[1])
+        looks = bool(region.reach.names & PYTHON_LOOKS)
+        self.planned = {} if log_only or settings.state != "auto" else _by_storage(planned, looks)
+        self._add_planned(found)
         self.entry = Entry(found, log.begin(), numpy=numpy, large_only=log_only)
         self.entry.hidden = dict(hidden[0])
+        self.entry.owns = frozenset(key for key, (_, engine) in self.planned.items() if engine != JOURNAL)
         self.call = call = Call(region, settings, function, arguments, self.entry)
         call.signature, call.check_metas = sign, check_metas
         first = settings.guard == "first" and settings.state is not None
@@ -117,9 +128,20 @@ class Forward:
         call.operations = None if self.watch is None else self.watch.operations
         self._copy()
 
+    def _add_planned(self, found: Found) -> None:
+        known = {id(tensor) for tensor in found.tensors} if self.planned else set()
+        found.tensors.extend(tensor for tensor, _ in self.planned.values() if id(tensor) not in known)
+
+    def _engine(self, key: int | None) -> str | None:
+        """How the old bytes of a large storage are kept, as far as that is planned or learnt."""
+        if key is None:
+            return None
+        return self.planned[key][1] if key in self.planned else self.region.engines.get(key)
+
     def _reaches(self) -> None:
         entry = self.entry
-        log.reaches(entry.epoch, [*(key for key in entry.keys if key is not None), *entry.hidden])
+        keys = (key for key in entry.keys if key is not None and key not in entry.owns)
+        log.reaches(entry.epoch, [*keys, *entry.hidden])
 
     def _discover(self) -> Found:
         state = self.settings.state
@@ -139,16 +161,17 @@ class Forward:
         region, state = self.region, self.settings.state
         if state is None or self.context_fn is not None or found.compiled:
             return None
-        hot = [key for key in self.entry.keys if key in region.engines]
-        pieces = any(region.engines.get(key) in (JOURNAL, READ_SET) for key in hot)
-        if not (self.learning or pieces or region.writes_data or self.entry.hidden):
+        pieces = any(self._engine(key) in (JOURNAL, READ_SET) for key in self.entry.keys)
+        asked = any(log.reached_before(self.entry.epoch, key) for key in self.entry.owns)
+        if not (self.learning or pieces or asked or region.writes_data or self.entry.hidden):
             return None
         wanted = self.settings.engine
         self.call.pieces = pieces
+        reads = {key for key, (_, engine) in self.planned.items() if engine == READ_SET}
         return Watch(
             whole={held.key for held in self.arguments.held if held.key is not None},
             snapshot=wanted == "snapshot",
-            read_set=wanted == "read_set",
+            read_set=wanted == "read_set" or reads,
             seen=isinstance(state, StateSpec) and region.calls == 1,
             wanted=functools.partial(_wants, self.entry, self.log_only),
         )
@@ -159,8 +182,14 @@ class Forward:
         for index in region.mutated:
             if index < len(self.arguments.held):
                 self.arguments.held[index].copy_before()
+        for storage, (tensor, engine) in self.planned.items():
+            if engine == SNAPSHOT or (engine == READ_SET and self.watch is None):
+                entry.own[storage] = [Old(tensor, whole=True)]
+                if self.watch is None and log.reached_before(entry.epoch, storage):
+                    self.logged.add(storage)
+                    log.add(entry.epoch, storage, entry.own[storage][0])
         for tensor, key in zip(entry.watched, entry.keys, strict=True):
-            if key is not None and region.engines.get(key) == SNAPSHOT and key not in self.logged:
+            if key is not None and self._engine(key) == SNAPSHOT and key not in self.logged | entry.owns:
                 self.logged.add(key)
                 log.add(entry.epoch, key, Old(tensor, whole=True))
         if self.settings.engine == "guarded":
@@ -259,6 +288,9 @@ class Forward:
         region, entry, watch = self.region, self.entry, self.watch
         touched = {} if watch is None else watch.touched
         reason = None
+        for storage, (_, engine) in self.planned.items():
+            if engine == READ_SET and watch is not None:
+                entry.own[storage] = watch.reads.get(storage, [])
         for index, held in enumerate(self.arguments.held):
             pieces = touched.get(held.key) if held.key is not None else None
             if held.changed() or pieces:
@@ -272,7 +304,8 @@ class Forward:
             entry.signatures[position] = now
             if now == before and key not in touched:
                 continue
-            if key is None or not self._logs(key, tensor, touched) or now[1] != before[1]:
+            logs = key is not None and self._logs(key, tensor, touched)
+            if not (logs or key in entry.owns) or now[1] != before[1]:
                 reason = f"wrote {entry.name_of(tensor)} for the first time"
             if key is not None:
                 written.add(key)
@@ -298,7 +331,7 @@ class Forward:
         region, entry = self.region, self.entry
         pieces = touched.get(key, [])
         if self.settings.engine == READ_SET and self.watch is not None and pieces:
-            entry.reads[key] = self.watch.reads.get(key, [])
+            entry.own[key] = self.watch.reads.get(key, [])
             self.call.pieces = True  # what is restored is less than what the replay writes: that is to be undone too
         if pieces and key not in self.logged:
             for piece in pieces:
@@ -315,6 +348,7 @@ class Forward:
         if touched:
             known = {storage_key(tensor) for tensor, _, _ in entry.exact} | set(entry.keys)
             known |= {held.key for held in self.arguments.held}
+            known |= set(self.planned)
             for key, pieces in touched.items():
                 if key not in known:
                     for piece in pieces:
@@ -327,10 +361,22 @@ class Forward:
 
 
 def _wants(entry: Entry, log_only: bool, storage: int) -> bool:
-    """Whether a call copies what is written to ``storage``: hidden state that is known has been copied whole."""
+    """Whether a call logs what is written to ``storage``: hidden state that is known has been copied whole, and what the
+    call does not need from the log itself may be needed by earlier ones."""
     if storage in entry.hidden:
         return False
-    return not log_only or log.reached_before(entry.epoch, storage)
+    return not (log_only or storage in entry.owns) or log.reached_before(entry.epoch, storage)
+
+
+def _by_storage(planned: Planned, looks: bool) -> dict[int, tuple[torch.Tensor, str]]:
+    """Large tensors with their engines, by storage; small ones are copied at every call anyway. Where Python ``looks`` at
+    tensors behind torch's back a read set would miss it."""
+    found = {}
+    for tensor, engine in planned:
+        key = storage_key(tensor)
+        if key is not None and has_memory(tensor) and tensor.untyped_storage().nbytes() > SMALL_BYTES:
+            found[key] = (tensor, SNAPSHOT if looks and engine == READ_SET else engine)
+    return found
 
 
 def _modes() -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from regrad.torch.regions.ambient import unseen
 from regrad.torch.regions.kept import Kept
 
 # Operations that write rows which an argument names: name -> (position of the dimension or None for 0, of the rows).
-_ROWS: dict[str, tuple[int | None, int]] = {
+ROWS: dict[str, tuple[int | None, int]] = {
     "index_copy_": (1, 2),
     "index_add_": (1, 2),
     "index_fill_": (1, 2),
@@ -25,7 +25,7 @@ class Old:
     Written through an alias with a version counter of its own, hidden from all modes: nothing that anyone looks at moves.
     """
 
-    __slots__ = ("alias", "geometry", "kept", "rows")
+    __slots__ = ("alias", "full", "geometry", "kept", "rows", "span")
 
     def __init__(
         self,
@@ -34,13 +34,18 @@ class Old:
         whole: bool = False,
         lazy: bool = False,
         rows: tuple[int, torch.Tensor] | None = None,
+        span: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
+        """``rows`` are (dimension, indices), and ``span`` how many they are, the first and the last; ``lazy`` copies
+        nothing until :meth:`fill`."""
         with unseen(), torch.no_grad():
             storage = tensor.untyped_storage()
             self.geometry = None if whole else (tensor.size(), tensor.stride(), tensor.storage_offset())
             dtype = torch.uint8 if whole else tensor.dtype
             self.alias = torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
-        self.rows = rows
+            dense = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == storage.nbytes()
+        self.full = whole or (rows is None and dense)
+        self.rows, self.span = rows, span
         self.kept: Kept = _NOTHING
         if not lazy:
             self.fill()
@@ -58,9 +63,17 @@ class Old:
 
     def covers(self, other: Old) -> bool:
         """Whether every byte of ``other`` is surely among those of this piece."""
-        if self.rows is not None:
+        if self.full:
+            return True
+        if self.geometry != other.geometry or self.alias.dtype != other.alias.dtype:
             return False
-        return self.geometry is None or self.geometry == other.geometry
+        if self.rows is None:
+            return True
+        # most rows differ in where they begin: no operation for those
+        if other.rows is None or self.span != other.span or self.rows[0] != other.rows[0]:
+            return False
+        with unseen():
+            return torch.equal(self.rows[1], other.rows[1])
 
     def now(self) -> torch.Tensor:
         """A copy of what stands there now."""
@@ -86,10 +99,11 @@ _NOTHING = Kept(None, 0)
 
 
 def rows_written(tensor: torch.Tensor, operation: Any, args: Any) -> Old | None:
-    """The rows of ``tensor`` that ``operation`` is about to write; ``None`` if its arguments do not name rows."""
+    """The rows of ``tensor`` that ``operation`` is about to write, not yet copied; ``None`` if its arguments do not name
+    rows."""
     name = operation._schema.name.partition("::")[2]
-    if name in _ROWS:
-        at, index = _ROWS[name]
+    if name in ROWS:
+        at, index = ROWS[name]
         dimension, rows = 0 if at is None else args[at], args[index]
     elif name in ("index_put_", "_index_put_impl_"):
         indices = args[1]
@@ -103,6 +117,7 @@ def rows_written(tensor: torch.Tensor, operation: Any, args: Any) -> Old | None:
     with unseen(), torch.no_grad():
         rows = rows.detach().reshape(-1).to(torch.int64)
         rows = torch.where(rows < 0, rows + tensor.size(dimension), rows).unique()
-        if rows.numel() and (int(rows[0]) < 0 or int(rows[-1]) >= tensor.size(dimension)):
+        span = (rows.numel(), int(rows[0]), int(rows[-1]))
+        if span[1] < 0 or span[2] >= tensor.size(dimension):
             return None
-    return Old(tensor, rows=(dimension, rows))
+    return Old(tensor, rows=(dimension, rows), span=span, lazy=True)

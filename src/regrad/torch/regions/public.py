@@ -10,7 +10,7 @@ import torch
 
 from regrad.core.errors import InvalidRegion
 from regrad.torch.regions import frames
-from regrad.torch.regions.forward import run
+from regrad.torch.regions.forward import Planned, run
 from regrad.torch.regions.kept import retained_bytes
 from regrad.torch.regions.region import RegionKept, RegionReport, reports
 from regrad.torch.regions.settings import AUTO, Settings, StateSpec
@@ -81,6 +81,12 @@ class Checkpoint:
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``function`` as a region; all keyword arguments are the function's."""
         return _run(self.settings, function, args, kwargs)
+
+    def planned(self, planned: Planned, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``function(*args, **kwargs)`` as a region that brings each of these large tensors back by the engine that
+        stands with it: "snapshot" copies it at the entry, "journal" undoes the log that regions share, "read_set" copies
+        what is read. With a copy of its own a region asks nothing of what ran after it."""
+        return _run(self.settings, function, args, kwargs, None, True, False, planned)
 
     def log(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run ``function`` as eager does, and keep what it overwrites of large state for the replays of other regions.

@@ -57,8 +57,10 @@ def _replay(call: Call) -> None:
     finally:
         collected.cutter = None
         LOCAL.stack.pop()
-        swap.to_present()
-        log.back_to(before)
+        try:
+            swap.to_present()
+        finally:
+            log.back_to(before)
     collected.commit()
     collected.let_go()
 
@@ -74,7 +76,7 @@ def _body(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], collected: 
         if call.draws is not None:
             stack.enter_context(call.draws.again())
         elif call.pieces:
-            watch = Watch(whole=set())
+            watch = Watch(whole=set(), aside=swap.aside)
             swap.written = watch.touched
             stack.enter_context(watch)
         elif call.watched:

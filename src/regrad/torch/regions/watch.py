@@ -6,7 +6,7 @@ operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -123,7 +123,8 @@ class Watch(Quiet):
     generators  generator objects that operations drew from, with their state before the first draw
 
     Small storages, and those in ``whole``, are copied whole at the first write. Of large ones each written piece is
-    copied, unless ``snapshot``. With ``wanted`` only storages that it says are copied.
+    copied, unless ``snapshot``. With ``wanted`` only storages that it says are copied. What ``aside`` covers of a storage
+    is not copied again. ``read_set`` may name the storages whose reads are wanted.
     """
 
     def __init__(
@@ -131,7 +132,8 @@ class Watch(Quiet):
         *,
         whole: set[int],
         snapshot: bool = False,
-        read_set: bool = False,
+        read_set: bool | Collection[int] = False,
+        aside: Mapping[int, list[Old]] | None = None,
         seen: bool = False,
         wanted: Callable[[int], bool] | None = None,
     ) -> None:
@@ -143,6 +145,7 @@ class Watch(Quiet):
         self.operations: list[Any] = []
         self.seen: set[int] | None = set() if seen else None
         self._whole, self._snapshot, self._read_set = whole, snapshot, read_set
+        self._aside = aside or {}
         self._created: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -155,7 +158,7 @@ class Watch(Quiet):
         if draws(func):
             self._before_draw(kwargs.get("generator"))
         given = set()
-        reads = self._read_set and not is_view(func)
+        reads = bool(self._read_set) and not is_view(func)
         for position, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
             key = storage_key(leaf)
             if key is not None:
@@ -177,20 +180,18 @@ class Watch(Quiet):
             return
         if self._wanted is not None and not self._wanted(key):
             return
-        pieces = self.touched.get(key)
         small = tensor.untyped_storage().nbytes() <= SMALL_BYTES
-        if small or self._snapshot or key in self._whole:
-            if pieces is None:
-                self.touched[key] = [Old(tensor, whole=True)]
-            return
-        piece = rows_written(tensor, func, args) or Old(tensor)
-        if pieces is None:
-            self.touched[key] = [piece]
-        elif not any(one.covers(piece) for one in pieces):
-            pieces.append(piece)
+        whole = small or self._snapshot or key in self._whole
+        rows = None if whole else rows_written(tensor, func, args)
+        piece = rows or Old(tensor, whole=whole, lazy=True)
+        pieces = self.touched.get(key, [])
+        if not any(one.covers(piece) for one in (*pieces, *self._aside.get(key, ()))):
+            self.touched[key] = [*pieces, piece.fill()]
 
     def _before_read(self, key: int, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any, *, first: bool) -> None:
         if not has_memory(tensor) or tensor.untyped_storage().nbytes() <= SMALL_BYTES or tensor.requires_grad:
+            return
+        if not (self._read_set is True or key in self._read_set):  # type: ignore[operator]
             return
         pieces = self.reads.setdefault(key, [])
         if first and writes_of(func):
@@ -199,7 +200,7 @@ class Watch(Quiet):
             rows = rows_written(tensor, func, args)  # of what it adds into, an operation reads no other rows
             if rows is not None:
                 if not any(one.covers(rows) for one in pieces):
-                    pieces.append(rows)
+                    pieces.append(rows.fill())
                 return
         piece = Old(tensor, lazy=True)
         if not any(one.covers(piece) for one in pieces):

@@ -6,7 +6,19 @@ a range may begin and end anywhere, across the borders of modules.
 
 from regrad.torch.tape.calls import CallCounter, counts
 from regrad.torch.tape.legal import problem_of_range
+from regrad.torch.tape.moves import Move, MoveReport, Moves
 from regrad.torch.tape.ranges import Range, Ranges
 from regrad.torch.tape.tape import RangeReport, Tape
 
-__all__ = ["CallCounter", "Range", "RangeReport", "Ranges", "Tape", "counts", "problem_of_range"]
+__all__ = [
+    "CallCounter",
+    "Move",
+    "MoveReport",
+    "Moves",
+    "Range",
+    "RangeReport",
+    "Ranges",
+    "Tape",
+    "counts",
+    "problem_of_range",
+]
