@@ -21,7 +21,6 @@ from regrad.core.advice import (
     NoUse,
 )
 from regrad.core.errors import UsageError
-from regrad.core.levels import Levels
 from regrad.core.plan import Plan
 from regrad.core.simulate_trace import live_levels
 from regrad.core.trace import Trace
@@ -29,12 +28,10 @@ from regrad.core.units import format_bytes
 from regrad.memory import chunked
 from regrad.memory.advice import Way, link_bytes_per_second
 from regrad.memory.offloading import offload
-from regrad.memory.remedies import Floor
-from regrad.torch.clock import Clock
-from regrad.torch.clock import _guess as roofline
+from regrad.torch.clock import Clock, roofline
 from regrad.torch.describe import UNSEEN_BYTES
 from regrad.torch.dryrun import Rehearsal
-from regrad.torch.estimate import state_sizes
+from regrad.torch.floor import floor_of
 from regrad.torch.on_device import device_form, on_device
 from regrad.torch.profile import Profile
 from regrad.torch.record import Record, TensorSpec
@@ -49,22 +46,6 @@ LEAST_TIMED_SHARE = 0.7
 """Of a step's seconds so much must be measured; of a changed one's half of that, since it shares kernels with the step."""
 SAMPLE_BYTES = 1 << 25
 """Written to a file and read back, to learn how fast that is."""
-
-
-def floor_of(trace: Trace, levels: Levels) -> Floor:
-    """The highest moments of a step before its optimizer's and in it, and what is always there."""
-    first = next((k for k, i in enumerate(levels.operations) if trace.operations[i].phase == tr.OPTIMIZER), None)
-    first = len(levels.operations) if first is None else first
-    weights, gradients, state = state_sizes(trace)
-    ready = levels.before[first]
-    return Floor(
-        working_bytes=max(levels.during[:first], default=levels.before[0]) + UNSEEN_BYTES,
-        weights_bytes=weights,
-        gradients_bytes=gradients,
-        optimizer_bytes=state,
-        others_bytes=ready - weights - gradients - state + UNSEEN_BYTES,
-        step_bytes=max(levels.during[first:], default=ready) - ready,
-    )
 
 
 def phase_seconds(trace: Trace) -> tuple[float, float]:

@@ -64,7 +64,7 @@ def _meta(leaf: Any) -> Any:
     return torch.empty(leaf.shape, device="meta") if isinstance(leaf, TensorSpec) else leaf
 
 
-def _guess(signature: Signature) -> float:
+def roofline(signature: Signature) -> float:
     """Seconds by roofline at round figures. Only proportions matter: measured kernels correct it."""
     flops = 0
     formula = flop_registry.get(signature.func._overloadpacket)
@@ -118,7 +118,7 @@ class Clock:
         trace, signatures, signature_of = record.trace, record.signatures, record.signature_of
         generator = torch.get_rng_state()
         deadline = time.monotonic() + self.limit_seconds
-        guesses = [_guess(signature) for signature in signatures]
+        guesses = [roofline(signature) for signature in signatures]
         total = [0.0] * len(signatures)
         for index in signature_of:
             total[index] += guesses[index]

@@ -53,7 +53,7 @@ class Rehearsal:
             self._use_real(step, failure)
 
     def _try_fake(self, step: Step, mode: FakeTensorMode) -> Exception | None:
-        with _quiet():
+        with quiet():
             try:
                 self.step = fake_copy(step, mode)
                 self._warm_up()
@@ -200,7 +200,7 @@ def _own_mode(step: Step) -> FakeTensorMode | None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch from logging a fake kernel's failure, which is no failure of the user's: a real step follows."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level

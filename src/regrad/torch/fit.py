@@ -17,7 +17,7 @@ from regrad.memory.devices import Device, as_device
 from regrad.torch.describe import BAND_RATIO
 from regrad.torch.fit_sizes import sizes_of, told
 from regrad.torch.fit_trials import FAIR_SECONDS, THOROUGH_SECONDS, Question, Trial, Trials, takes_length
-from regrad.torch.plan import _check_planner
+from regrad.torch.plan import check_planner
 from regrad.torch.profile import Progress
 from regrad.torch.step import KEPT, Step
 from regrad.torch.store import untouched
@@ -107,7 +107,7 @@ def _question(
         raise UsageError(f'{name}={searched} is what over="{over}" searches; leave it out, or give most={searched}')
     if over == SEQUENCE and effective_batch is not None and effective_batch < (batch_size or 1):
         raise UsageError(f"effective_batch={effective_batch} is smaller than batch_size={batch_size}")
-    _check_planner(planner)
+    check_planner(planner)
     step = model if isinstance(model, Step) else Step(model, None, loss, optimizer)
     make = make_batch or step.make_batch
     if make is None or not callable(make):

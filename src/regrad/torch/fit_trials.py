@@ -18,7 +18,7 @@ from regrad.core.trace import OPTIMIZER
 from regrad.core.units import format_bytes
 from regrad.memory.devices import Device
 from regrad.torch.describe import UNSEEN_BYTES
-from regrad.torch.dryrun import _quiet
+from regrad.torch.dryrun import quiet
 from regrad.torch.execute import apply, remove
 from regrad.torch.lookups import check_lookups
 from regrad.torch.measure import measure, measure_peak
@@ -153,7 +153,7 @@ class Trials:
                 search.limit_seconds = search_seconds
         trial.search_seconds, trial.measured_bytes = search_seconds, None
         try:
-            with _quiet():
+            with quiet():
                 trial.plan = plan_profile(trial.profile, self.question.budget_bytes, self.question.planner)
             trial.refusal = None
         except InfeasibleBudget as error:
@@ -229,7 +229,7 @@ class Trials:
             return error
         try:
             step = self._with_batch(trial.size, batch)
-            with _quiet():
+            with quiet():
                 profile = make_profile(step, segments=asked.segments, device=asked.device)
                 check_lookups(profile.rehearsal)
         except Exception as error:

@@ -49,7 +49,7 @@ class _Lookups(TorchDispatchMode):
 
 def _check(index: torch.Tensor, rows: int, what: str, *, negative: bool) -> None:
     values = next((mode for mode in reversed(_get_current_dispatch_mode_stack()) if isinstance(mode, ValueMode)), None)
-    if values is None or not values._all_known([index]) or not index.numel():
+    if values is None or not values.all_known([index]) or not index.numel():
         return
     lowest, highest = int(index.min()), int(index.max())
     if -rows * negative <= lowest and highest < rows:

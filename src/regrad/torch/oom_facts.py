@@ -21,7 +21,7 @@ from regrad.core.oom import OUTSIDE, REPLAY
 from regrad.core.trace import BACKWARD, FORWARD, OPTIMIZER
 from regrad.core.units import parse_bytes
 from regrad.torch.graphs import passes, saved_bytes
-from regrad.torch.record import _LIBRARIES
+from regrad.torch.record import LIBRARIES
 from regrad.torch.traps_retained import kept_graph_trap
 
 MOST_ONE_STEP_PASSES = 2
@@ -95,7 +95,7 @@ def place(traceback: TracebackType | None, model: nn.Module | None) -> Place:
             if not stack or stack[-1] is not module:
                 stack.append(module)
             phase = phase or FORWARD
-        if not code.co_filename.startswith(_LIBRARIES) and not file.endswith("contextlib.py"):
+        if not code.co_filename.startswith(LIBRARIES) and not file.endswith("contextlib.py"):
             users = f"{code.co_filename}:{line}", linecache.getline(code.co_filename, line).strip()
     if phase == BACKWARD and stack:
         phase = REPLAY

@@ -80,7 +80,7 @@ def plan(
     that names what is not there, and whatever the model itself raises.
     """
     wanted = Budget.parse(budget)
-    _check_planner(planner)
+    check_planner(planner)
     step = model if isinstance(model, Step) else Step(model, batch, loss, optimizer)
     profile = profile_of(step, profile, segments, progress)
     return plan_profile(profile, wanted, planner, progress, policy=policy)
@@ -180,7 +180,7 @@ def _apart(source: Profile, found: Found) -> int:
     return most
 
 
-def _check_planner(planner: Any) -> None:
+def check_planner(planner: Any) -> None:
     if planner is not None and (isinstance(planner, type) or not callable(planner)):
         raise PlannerMismatch(f"planner={planner!r} is no planner; give a value of regrad.planners, such as Optimal()")
 

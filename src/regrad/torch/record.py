@@ -125,7 +125,7 @@ class Record:
     calls: tuple[str, ...] = ()
 
 
-_LIBRARIES = tuple(str(Path(path).parent) + os.sep for path in (torch.__file__, __file__))
+LIBRARIES = tuple(str(Path(path).parent) + os.sep for path in (torch.__file__, __file__))
 
 
 def source_line() -> str:
@@ -133,7 +133,7 @@ def source_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_LIBRARIES) and not code.co_filename.startswith("<"):
+        if not code.co_filename.startswith(LIBRARIES) and not code.co_filename.startswith("<"):
             return f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from regrad.torch.record import Record, Signature, TensorSpec
-from regrad.torch.regions.old import ROWS
+from regrad.torch.regions.old import rows_named
 from regrad.torch.regions.watch import is_view, only_overwrites, writes_of
 
 INDEX_BYTES = 8
@@ -123,18 +123,10 @@ def _piece(record: Record, position: int, index: int) -> Piece:
 
 def _rows(signature: Signature, spec: TensorSpec) -> tuple[int, int] | None:
     """How many rows an indexed write names at most, and of how many; None where its arguments name none."""
-    name = signature.func._schema.name.partition("::")[2]
-    args, _ = _arguments(signature)
-    if name in ROWS:
-        at, index = ROWS[name]
-        dimension, rows = 0 if at is None else args[at], args[index]
-    elif name in ("index_put_", "_index_put_impl_"):
-        indices = args[1]
-        if not indices or indices[0] is None or any(one is not None for one in indices[1:]):
-            return None
-        dimension, rows = 0, indices[0]
-    else:
+    named = rows_named(signature.func, _arguments(signature)[0])
+    if named is None:
         return None
+    dimension, rows = named
     if not isinstance(rows, TensorSpec) or rows.dtype not in (torch.int64, torch.int32) or not spec.shape:
         return None
     length = spec.shape[dimension]

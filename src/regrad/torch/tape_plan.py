@@ -16,7 +16,7 @@ from regrad.planners.tape_search import TapeSearch
 from regrad.torch.move_plan import movables
 from regrad.torch.policy import DEFAULT, Policy, short_name
 from regrad.torch.record import Record
-from regrad.torch.tape.calls import _PRODUCTS as PRODUCTS
+from regrad.torch.tape.calls import PRODUCTS as PRODUCTS
 from regrad.torch.tape.calls import STATISTICS
 from regrad.torch.tape.legal import problem_of_range
 from regrad.torch.tape.masks import DROPOUT, seconds_per_element

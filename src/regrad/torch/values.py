@@ -65,7 +65,7 @@ class ValueMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = operands(args) + operands(kwargs)
-        if self._all_known(tensors) and (tensors or _makes_known(func, args, kwargs)):
+        if self.all_known(tensors) and (tensors or _makes_known(func, args, kwargs)):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
@@ -73,7 +73,7 @@ class ValueMode(TorchDispatchMode):
         result = self._under_fake(func, args, kwargs)
         return self._mark_written(func, args, kwargs, result)
 
-    def _all_known(self, tensors: list[torch.Tensor]) -> bool:
+    def all_known(self, tensors: list[torch.Tensor]) -> bool:
         return not any(
             isinstance(t, FakeTensor) or t.requires_grad or t.untyped_storage() in self._lost for t in tensors
         )

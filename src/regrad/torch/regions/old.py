@@ -98,20 +98,26 @@ class Old:
 _NOTHING = Kept(None, 0)
 
 
-def rows_written(tensor: torch.Tensor, operation: Any, args: Any) -> Old | None:
-    """The rows of ``tensor`` that ``operation`` is about to write, not yet copied; ``None`` if its arguments do not name
-    rows."""
+def rows_named(operation: Any, args: Any) -> tuple[int, Any] | None:
+    """Along which dimension an indexed write names rows, and the argument that does; ``None`` if none does."""
     name = operation._schema.name.partition("::")[2]
     if name in ROWS:
         at, index = ROWS[name]
-        dimension, rows = 0 if at is None else args[at], args[index]
-    elif name in ("index_put_", "_index_put_impl_"):
+        return 0 if at is None else args[at], args[index]
+    if name in ("index_put_", "_index_put_impl_"):
         indices = args[1]
-        if not indices or indices[0] is None or any(one is not None for one in indices[1:]):
-            return None
-        dimension, rows = 0, indices[0]
-    else:
+        if indices and indices[0] is not None and all(one is None for one in indices[1:]):
+            return 0, indices[0]
+    return None
+
+
+def rows_written(tensor: torch.Tensor, operation: Any, args: Any) -> Old | None:
+    """The rows of ``tensor`` that ``operation`` is about to write, not yet copied; ``None`` if its arguments do not name
+    rows."""
+    named = rows_named(operation, args)
+    if named is None:
         return None
+    dimension, rows = named
     if rows.dtype not in (torch.int64, torch.int32) or not rows.numel():
         return None
     with unseen(), torch.no_grad():

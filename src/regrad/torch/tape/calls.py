@@ -45,14 +45,14 @@ _STEADY = {
     "zeros", "ones", "full", "empty", "arange", "zeros_like", "ones_like", "fill_", "zero_", "copy_", "repeat_interleave",
 }  # fmt: skip
 """Built-in calls that never draw: the generator is not looked at for them."""
-_PRODUCTS = {
+PRODUCTS = {
     "linear", "matmul", "__matmul__", "bmm", "mm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
 }  # fmt: skip
 """Built-in calls that save their operands, complete, before the work. Others may fill a tensor after saving it."""
 STATISTICS = {"batch_norm": (3, 4, 5), "instance_norm": (3, 4, 5), "native_batch_norm": (3, 4, 5)}
 """Calls that write arguments without saying so: the places of the two statistics and of the flag that turns it on."""
-_BACKENDS = _PRODUCTS | {"layer_norm", "group_norm", "batch_norm", "rms_norm", "max_pool2d", "avg_pool2d"}
+_BACKENDS = PRODUCTS | {"layer_norm", "group_norm", "batch_norm", "rms_norm", "max_pool2d", "avg_pool2d"}
 """Those of the steady calls whose kernels are chosen by switches: libraries, precision."""
 _PLAIN = ((), (torch.Tensor,))
 """Types that a call's tensors override it with, where none of them does."""
@@ -79,7 +79,7 @@ class Kind:
         self.counts = _counts(func, short)
         self.body = _opened(func) if self.counts else None
         builtin = _is_builtin(func)
-        self.product = builtin and short in _PRODUCTS
+        self.product = builtin and short in PRODUCTS
         self.switches = short not in _STEADY - _BACKENDS or not builtin
         self.may_draw = short not in _STEADY or not builtin
         self.rebinds = self.name in _REBINDS
