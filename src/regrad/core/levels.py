@@ -87,21 +87,32 @@ class Layout:
                 due.setdefault(replay.trigger, []).append((replay, runs))
         stop = trace.phase_starts[BACKWARD]
         self.trace, self.watch = trace, watch
-        self.operations, self.replayed, self.slot = list(range(stop)), [False] * stop, list(range(stop))
-        for position in range(stop, len(trace.operations)):
-            for replay, runs in sorted(due.get(position, ()), key=lambda pair: pair[0].depth):
+        self.operations: list[int] = []
+        self.replayed: list[bool] = []
+        self.slot: list[int] = []
+        self._run(0, stop)
+        at = stop
+        for position in sorted(due):
+            self._run(at, position)
+            at = position
+            for replay, runs in sorted(due[position], key=lambda pair: pair[0].depth):
                 for k in runs:
                     replay.slot_of[k] = len(self.operations)
                     self.operations.append(k)
                     self.replayed.append(True)
                 replay.replay_end = len(self.operations)
-            self.slot.append(len(self.operations))
-            self.operations.append(position)
-            self.replayed.append(False)
+        self._run(at, len(trace.operations))
         count = len(self.operations)
         self._made, self._freed = [0] * (count + 1), [0] * (count + 1)
         self._workspace = [trace.operations[index].workspace_bytes for index in self.operations]
         self._passing: dict[int, int] = {}
+
+    def _run(self, start: int, stop: int) -> None:
+        """Operations ``start`` … ``stop - 1`` of the trace run, for the first time."""
+        base = len(self.operations)
+        self.slot += range(base, base + stop - start)
+        self.operations += range(start, stop)
+        self.replayed += [False] * (stop - start)
 
     def live(self, size: int, first: int, end: int, storage: int) -> None:
         """Something lives; see :data:`Live`."""
@@ -129,10 +140,10 @@ class Layout:
     def levels(self, base_bytes: int, seconds: list[float], moving_seconds: float = 0.0) -> Levels:
         """The levels over ``base_bytes``, with the seconds of each slot."""
         level, before, during = base_bytes, [], []
-        for slot, extra in enumerate(self._workspace):
-            level -= self._freed[slot]
+        for freed, made, extra in zip(self._freed, self._made, self._workspace, strict=False):  # one more for the end
+            level -= freed
             before.append(level)
-            level += self._made[slot]
+            level += made
             during.append(level + extra)
         for slot, size in self._passing.items():
             during[slot] = max(during[slot], before[slot] + size)
