@@ -16,7 +16,7 @@ import pytest
 from regrad.bench.subjects import SUBJECTS
 
 BANDS = {subject.name: subject.band_ratio for subject in SUBJECTS}
-FAST_PLANS = 6
+FAST_PLANS = 4
 
 
 @pytest.fixture(scope="module")

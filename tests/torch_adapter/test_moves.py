@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comparing import train
-from moving import base, forced, retained
+from moved import base, forced, retained
 from torch import nn
 
 import regrad.torch as rt

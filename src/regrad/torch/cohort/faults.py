@@ -48,10 +48,11 @@ class _FinalStorage(Swap):
 
 
 class _PresentNotBack(Swap):
-    """Leaves large storages at what the replay found."""
+    """Leaves large storages at what the call found."""
 
     def _log_back(self) -> None:
-        pass
+        for old, _ in self.redo:
+            old.put()
 
 
 class _Hoard(TorchDispatchMode):
