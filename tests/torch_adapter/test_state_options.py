@@ -13,6 +13,7 @@ from queues import WIDTH, by, fixed, make_step, options, same, train
 from torch import nn
 
 import regrad.torch as rt
+from regrad.bench.zoo import ZOO
 from regrad.core.chain import KEEP, RECOMPUTE
 from regrad.core.plan import Plan
 from regrad.core.state import JOURNAL, READ_SET, SNAPSHOT
@@ -21,6 +22,7 @@ from regrad.planners.advice import Why
 from regrad.torch import recompute
 from regrad.torch.describe import Found
 from regrad.torch.execute import LOG, planned_calls
+from regrad.torch.measure import measure_peak
 from regrad.torch.profile import Profile
 from regrad.torch.regions.kept import retained_bytes
 from regrad.torch.regions.region import RegionKept
@@ -250,3 +252,18 @@ def test_a_model_without_large_state_has_the_problem_that_it_had():
 def test_planners_that_know_one_way_to_recompute_still_do(profiles):
     plan = rt.plan_profile(profiles["rows"], ROOMY, RecomputeAll())
     assert [segment.engine for segment in plan.segments] == [JOURNAL] * BLOCKS + [None]
+
+
+@pytest.mark.memory
+def test_parameters_that_are_written_are_charged_however_small() -> None:
+    """A teacher that follows its student in the forward: an engine copies no parameter at its entry, and logs the writes."""
+    model = ZOO["queue_encoder"]
+    step = model.make("small")
+    step()
+    step.clear_gradients()
+    plan = rt.plan_profile(rt.profile(step, segments=model.segments), 1 << 50, RecomputeAll())
+    logged = [one for segment in plan.segments for one in segment.state if "teacher" in one.name and one.written]
+    assert logged
+    rt.apply(step.model, plan)
+    measured = measure_peak(step).peak_bytes
+    assert measured <= plan.predicted_peak_bytes <= 1.005 * measured

@@ -144,7 +144,9 @@ class States:
         return self._measure()
 
     def _is_large(self, index: int) -> bool:
-        return self.record.trace.storages[index].bytes > SMALL_BYTES
+        """Whether engines log what is written of a storage: parameters are never copied at an entry, however small."""
+        attribute = self._attributes.get(self._name(index).partition(" ")[2])
+        return self.record.trace.storages[index].bytes > SMALL_BYTES or isinstance(attribute, nn.Parameter)
 
     def _large(self, index: int) -> LargeState:
         trace, name = self.record.trace, self._name(index)
@@ -155,7 +157,8 @@ class States:
                 writers[call.start] = pieces
         attribute = name.partition(" ")[2]
         given = any(index in call.inputs for call in self.candidates)
-        known = attribute in self._attributes and not given and trace.storages[index].death is None
+        big = trace.storages[index].bytes > SMALL_BYTES
+        known = big and attribute in self._attributes and not given and trace.storages[index].death is None
         return LargeState(index, name, attribute if known else "", trace.storages[index].bytes, writers)
 
     def reached(self, module: str) -> Reached:
