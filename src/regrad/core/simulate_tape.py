@@ -18,7 +18,7 @@ Operations between two borders of a torch call run together. Beside ranges a pla
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -43,6 +43,7 @@ class _Node(Replay):
     range: TapeRange
     inner: list[_Node] = field(default_factory=list)
     saves: list[tuple[int, Save]] = field(default_factory=list)
+    last_reads: dict[int, int] = field(default_factory=dict)  # by storage: the slot of the replay that reads it last
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class TapeArithmetic:
             for save in storage.saved_by:
                 if save.position != NO_HOOK:
                     self._saved[save.operation].append((index, save))
+        self._drawing = [k for k, operation in enumerate(self.trace.operations[:stop]) if operation.draws]
         self.group_start, self.group_stop = _groups([one.torch_call for one in self.trace.operations[:stop]])
         for position, operation in enumerate(self.trace.operations[:stop]):
             for index in operation.writes:
@@ -126,7 +128,8 @@ class TapeArithmetic:
             if one.start <= storages[index].birth < one.stop
         ]
         for child in one.inner:
-            wanted += [(i, child.start) for i in self._lent(child) if one.start <= storages[i].birth < one.stop]
+            # as the child leaves it: its calls that write what is older than it belong to this range, and run again with it
+            wanted += [(i, child.stop) for i in self._lent(child) if one.start <= storages[i].birth < one.stop]
         until: dict[int, int] = {}  # by the first operation of a call where it may stop
         seen: set[tuple[int, int]] = set()
         externals: set[int] = set()
@@ -195,8 +198,8 @@ class TapeArithmetic:
         moving = Moving(
             arithmetic, movable_beside(trace, self.moves if moves is None else moves, ranges), self.group_stop
         )
-        held = self._first_lives(nodes, everyone, slot, live, moving)
-        for node in everyone:
+        held = self._first_lives(nodes, slot, live, moving)
+        for node in reversed(everyone):
             self._replay_lives(node, slot, live)
             if any(trace.operations[k].draws and k not in self.draws for k in node.slot_of):
                 layout.aside(self.generator_bytes, node.slot_of.values())
@@ -225,28 +228,22 @@ class TapeArithmetic:
             node.end_after = self.arithmetic.last_operation_of(min(sequences))
         return node
 
-    def _first_lives(
-        self, nodes: list[_Node], everyone: list[_Node], slot: list[int], live: Live, moving: Moving
-    ) -> dict[int, int]:
+    def _first_lives(self, nodes: list[_Node], slot: list[int], live: Live, moving: Moving) -> dict[int, int]:
         """The lives of what the forward makes. Returns until when ranges hold what was there before the step."""
         trace, arithmetic = self.trace, self.arithmetic
         outermost: dict[int, int] = {}
         held: dict[int, int] = {}
-        for node in nodes:
-            outermost.update(dict.fromkeys(range(node.range.start, node.range.stop), node.range.start))
-        for node in everyone:
-            end = node.until(slot, node.range.stop)
-            top = outermost[node.range.start]
-            for index in self.slice_of(node.range)[1]:
-                if trace.storages[index].birth < top:
-                    held[index] = max(held.get(index, 0), end)
-            # each drawing call of a range has a generator state of its own, for as long as the range is
-            inner = {k for child in node.range.inner for k in range(child.start, child.stop)}
-            draws = [
-                k for k in range(node.range.start, node.range.stop) if trace.operations[k].draws and k not in inner
-            ]
-            for k in draws:
-                live(self.bytes_of_draw(k), k, max(end, k + 1), -1)
+        for outer in nodes:
+            top, end = outer.range.start, outer.until(slot, outer.range.stop)
+            outermost.update(dict.fromkeys(range(top, outer.range.stop), top))
+            # what is held of the calls of a range goes at once, when nothing is wanted any more of it or of those inside
+            for node in every([outer]):
+                for index in self.slice_of(node.range)[1]:
+                    if trace.storages[index].birth < top:
+                        held[index] = max(held.get(index, 0), end)
+            for k in self._drawing[bisect_left(self._drawing, top) : bisect_left(self._drawing, outer.range.stop)]:
+                again = any(k in self.slice_of(node.range)[0] for node in every([outer]))
+                live(self.bytes_of_draw(k), k, max(end, k + 1) if again else outer.range.stop, -1)
         for birth in range(arithmetic.forward_stop):
             for index in arithmetic.made_by[birth]:
                 storage = trace.storages[index]
@@ -262,22 +259,25 @@ class TapeArithmetic:
 
     def _replay_lives(self, node: _Node, slot: list[int], live: Live) -> None:
         trace, arithmetic = self.trace, self.arithmetic
-        last_read: dict[int, int] = {}
+        ends = {self.group_start[k]: at + 1 for k, at in node.slot_of.items()}
         for k, at in node.slot_of.items():
             for index in trace.operations[k].reads:
-                last_read[index] = at
+                # what a call is given lives until it returns; what it makes for itself no longer than it reads it
+                given = trace.storages[index].birth < self.group_start[k]
+                node.last_reads[index] = ends[self.group_start[k]] - 1 if given else at
         own: dict[int, int] = {}
         for index, save in node.saves:
             own[index] = max(own.get(index, 0), slot[arithmetic.last_operation_of(save.node)] + 1)
-        for child in every(node.inner):
-            end = child.until(slot, child.range.stop)
-            for index in self.slice_of(child.range)[1]:
-                own[index] = max(own.get(index, 0), end)
+        for child in node.inner:
+            # what is lent to a range inside is let go in the last replay that reads it, like what that computes
+            for one in every([child]):
+                for index, at in one.last_reads.items():
+                    if trace.storages[index].birth < child.range.start:
+                        own[index] = max(own.get(index, 0), at + 1)
             for k in range(child.range.start, child.range.stop):
                 for index, save in self._saved[k]:
                     if trace.storages[index].birth < child.range.start:
                         own[index] = max(own.get(index, 0), slot[arithmetic.last_operation_of(save.node)] + 1)
-        ends = {self.group_start[k]: at + 1 for k, at in node.slot_of.items()}
         for k, first in node.slot_of.items():
             group_end = ends[self.group_start[k]]
             for index in arithmetic.made_by[k]:
@@ -285,7 +285,10 @@ class TapeArithmetic:
                 inside = drop is not None and drop - 1 in node.slot_of and drop < self.group_stop[k]
                 end = node.slot_of[drop - 1] + 1 if inside and drop is not None else group_end
                 live(
-                    trace.storages[index].bytes, first, max(end, last_read.get(index, -1) + 1, own.get(index, 0)), index
+                    trace.storages[index].bytes,
+                    first,
+                    max(end, node.last_reads.get(index, -1) + 1, own.get(index, 0)),
+                    index,
                 )
 
 

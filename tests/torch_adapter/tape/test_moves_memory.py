@@ -79,3 +79,23 @@ def test_the_peak_of_a_backward_holds_one_storage_at_a_time(tmp_path: Any) -> No
     eager = measure_peak(step).peak_bytes
     assert eager >= 13 << 20
     assert offloaded <= 4 << 20  # the storage, the gradient that comes in and the one that goes out
+
+
+@pytest.mark.memory
+def test_what_a_moved_call_keeps_goes_with_the_node_that_saved_it(tmp_path: Any) -> None:
+    """An einsum of three operands is two products: what only the second saved is not held while the first goes back."""
+    a, b, c = (torch.randn(size, requires_grad=True) for size in ((512, 1024), (1024, 1024), (1024, 8)))
+    names = ["einsum", "Tensor.sum"]
+
+    def step() -> None:
+        a.grad = b.grad = c.grad = None
+        with tape.forward(Ranges((), names), moves):
+            loss = torch.einsum("ij,jk,kl->il", a, b, c).sum()
+        loss.backward()
+
+    tape, moves = Tape(place=FilePlace(tmp_path)), []
+    eager = measure_peak(step).peak_bytes
+    moves = [Move(((0, 3),), "offload")]
+    moved = measure_peak(step).peak_bytes
+    assert [(report.moved, report.kept) for report in tape.report_moves()] == [(2, ())]
+    assert moved <= eager

@@ -172,10 +172,10 @@ class Mover:
             result = func(*args, **kwargs)
         finally:
             _C._autograd._pop_saved_tensors_default_hooks()
+        made = slots.copy()
+        slots.clear()  # stand_in stays in the graph: one node's slot must not hold those of the others
         for index, move in wanted.items():
-            reason = (
-                self._move(move, func, slots[index]) if index < len(slots) else f"its call saved {len(slots)} tensors"
-            )
+            reason = self._move(move, func, made[index]) if index < len(made) else f"its call saved {len(made)} tensors"
             if reason:
                 self.tally.kept(move, reason)
         return result

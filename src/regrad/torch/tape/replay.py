@@ -41,7 +41,6 @@ def _replay(recording: Recording, index: int) -> None:
         holder.value = tensor
     for child, lent in run.lent.items():
         recording.sections[child].lent = lent
-    section.lent = {}
     if section.check:
         section.check = False
         recording.tally.checked(section.range)
@@ -50,6 +49,26 @@ def _replay(recording: Recording, index: int) -> None:
 
 def _gone(_: object) -> torch.Tensor:
     raise RuntimeError("this graph belongs to the replay of a range and ended with it; use the forward's tensors")
+
+
+class _Cut(torch.autograd.Function):
+    """A tensor of which gradients are wanted and whose graph holds nothing; a leaf would be held by all that follows."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _gone(gradients)
+
+
+def _cut(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.requires_grad:
+        return tensor.detach()
+    with torch.enable_grad():
+        cut: torch.Tensor = _Cut.apply(torch.empty(0, requires_grad=True), tensor.detach())  # type: ignore[no-untyped-call]
+    return cut
 
 
 _HELD = {Ref, External, Private, tuple, list}
@@ -67,7 +86,8 @@ class _Run:
         self.section = recording.sections[index]
         self.filled: list[tuple[Holder, torch.Tensor]] = []
         self.lent: dict[int, dict[tuple[int, int], torch.Tensor]] = {}
-        self.values: dict[tuple[int, int], torch.Tensor] = {key: self.section.lent[key] for key in todo.borrows}
+        # taken, not shared: what was lent goes after its last use, and is computed once more if this replay fails
+        self.values, self.section.lent = self.section.lent, {}
         self.externals: dict[int, torch.Tensor] = {}
         self.unchecked: list[tuple[int, int, Saved, torch.Tensor]] = []
         self.position = self.count = self.enough = -1
@@ -112,6 +132,7 @@ class _Run:
             stack.enter_context(function_modes(self.recording.below))
             stack.enter_context(saved_tensors_hooks(self._pack, _gone))
             stack.callback(self._switch, None)
+            stack.callback(self.values.clear)  # the graph of the replay leads here: an error must not leave them in it
             for position in self.events:
                 for child in self.lends.get(position, ()):
                     self._lend(child)
@@ -246,5 +267,4 @@ class _Run:
     def _lend(self, child: int) -> None:
         lent = self.lent[child] = {}
         for ref in self.todo.lends[child]:
-            tensor = self.values[ref.key]
-            lent[ref.key] = tensor.detach().requires_grad_(tensor.requires_grad)
+            lent[ref.key] = _cut(self.values[ref.key])

@@ -57,6 +57,25 @@ class _Statistic:
         self.tensor = tensor
 
 
+class _Packed:
+    """What the call that runs saves. Its ``pack`` stays in the graph, so it leads to no recording and to no tensor."""
+
+    __slots__ = ("saved",)
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[torch.Tensor, int, Holder]] = []
+
+    def pack(self, tensor: torch.Tensor) -> Holder:
+        holder = Holder()
+        self.saved.append((tensor, tensor._version, holder))
+        return holder
+
+    def take(self) -> list[tuple[torch.Tensor, int, Holder]]:
+        """What was saved since the last time."""
+        saved, self.saved = self.saved, []
+        return saved
+
+
 class _Mixed(Exception):
     """A call that cannot be recorded: it runs as it is."""
 
@@ -70,7 +89,7 @@ class Writer:
         self.checking = False
         self._made: dict[int, Ref] = {}
         self._externals: dict[tuple[int, int], External] = {}
-        self._packed: list[tuple[torch.Tensor, int, Holder]] = []
+        self._packed = _Packed()
 
     # -- sections -----------------------------------------------------------------------------------------------------
 
@@ -88,7 +107,7 @@ class Writer:
         self.checking = any(self.recording.sections[index].check for index in self.open)
         if self.open:
             return False
-        self._made, self._externals, self._packed = {}, {}, []
+        self._made, self._externals = {}, {}
         forget_unneeded(self.recording)
         return True
 
@@ -112,17 +131,15 @@ class Writer:
             tuple([one.what for one in given if one.storage is not None]), self.settings.now(few=not kind.switches),
         )  # fmt: skip
         state = generator_state(generators) if kind.may_draw else None
-        packed: list[tuple[torch.Tensor, int, Holder]] = []
-        self._packed = packed
         if call.setting.grad:  # type: ignore[union-attr]
-            _C._autograd._push_saved_tensors_default_hooks(self._pack, unpack)
+            _C._autograd._push_saved_tensors_default_hooks(self._packed.pack, unpack)
             try:
                 result = func(*args, **kwargs)
             finally:
                 _C._autograd._pop_saved_tensors_default_hooks()
-                self._packed = []
+                packed = self._packed.take()
         else:
-            result = func(*args, **kwargs)
+            packed, result = [], func(*args, **kwargs)
         if state is not None and generator_state(generators) != state:
             call.state, call.generators = Kept(state, state_bytes(state)), tuple(generators)
         self._settle(kind, call, given, packed, result)
@@ -182,11 +199,6 @@ class Writer:
             external = self._externals[key] = External(tensor, name)
         given.append(_Argument(tensor, version, None, external))
         return external
-
-    def _pack(self, tensor: torch.Tensor) -> Holder:
-        holder = Holder()
-        self._packed.append((tensor, tensor._version, holder))
-        return holder
 
     # -- after a call -------------------------------------------------------------------------------------------------
 
