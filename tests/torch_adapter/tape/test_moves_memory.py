@@ -89,13 +89,13 @@ def test_what_a_moved_call_keeps_goes_with_the_node_that_saved_it(tmp_path: Any)
 
     def step() -> None:
         a.grad = b.grad = c.grad = None
-        with tape.forward(Ranges((), names), moves):
+        with torch.backends.opt_einsum.flags(enabled=False), tape.forward(Ranges((), names), moves):
             loss = torch.einsum("ij,jk,kl->il", a, b, c).sum()
         loss.backward()
 
     tape, moves = Tape(place=FilePlace(tmp_path)), []
     eager = measure_peak(step).peak_bytes
-    moves = [Move(((0, 3),), "offload")]
+    moves = [Move(((0, 2),), "offload")]
     moved = measure_peak(step).peak_bytes
     assert [(report.moved, report.kept) for report in tape.report_moves()] == [(2, ())]
     assert moved <= eager
