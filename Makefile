@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 TORCH := $(shell grep '^torch==' constraints.txt)
-EXTRAS := torch,hf,plot,milp,dev
+EXTRAS := torch,hf,plot,milp,bench,dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 
 .PHONY: setup demo test compiler check format bench clean

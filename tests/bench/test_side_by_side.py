@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +223,6 @@ def test_what_it_decides_becomes_settings(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(one.label, one.work_seconds) for one in found] == [("1 blocks, 50%", 0.5)]  # type: ignore[union-attr]
 
 
-@pytest.mark.skipif(any(find_spec(name) is None for name in torch_sac.NEEDS), reason="pulp and pwlf are not installed")
 @pytest.mark.slow
 def test_its_own_decisions() -> None:
     found = torch_sac.sac_settings("gpt", "small", survey(ZOO["gpt"].make(), ("blocks.*",)))

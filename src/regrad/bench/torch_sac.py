@@ -2,7 +2,7 @@
 
 Its parts are used as they are: the memory tracker, the estimator, the program that chooses blocks and the one that
 chooses operations in a block. One is not: its estimates of time ask a CUDA device, so on a CPU operations are timed by
-running them there. It needs ``pulp`` and ``pwlf``, which are no dependencies of regrad.
+running them there. It needs ``pulp`` and ``pwlf``: the extra ``bench``.
 """
 
 from __future__ import annotations
