@@ -16,7 +16,7 @@ import pytest
 from regrad.bench.subjects import SUBJECTS
 
 BANDS = {subject.name: subject.band_ratio for subject in SUBJECTS}
-FAST_PLANS = 4
+FAST_PLANS = 3
 
 
 @pytest.fixture(scope="module")

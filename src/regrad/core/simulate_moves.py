@@ -62,13 +62,13 @@ class Moving:
         for index, one in self.moves.items():
             storage = arithmetic.trace.storages[index]
             at = min(self.call_stop[save.operation] for save in storage.saved_by) - 1
-            end = max(slot[arithmetic.last_operation_of(save.node)] + 1 for save in storage.saved_by)
+            end = max(slot[arithmetic.release_of(save.node)] + 1 for save in storage.saved_by)
             layout.live(one.held_bytes, at, end, index)
             layout.room(one.out_bytes, at)
             seconds[at] += one.out_seconds
             total += one.out_seconds
             for node in {save.node for save in storage.saved_by}:
-                begin, last = arithmetic.first_operation_of(node), arithmetic.last_operation_of(node)
+                begin, last = arithmetic.first_operation_of(node), arithmetic.release_of(node)
                 if begin <= last:
                     layout.live(storage.bytes, slot[begin], slot[last] + 1, index)
                     passes(slot[begin], storage.bytes, one.in_bytes)

@@ -225,7 +225,7 @@ class TapeArithmetic:
         sequences = [save.node for _, _, save in saves]
         if sequences:
             node.trigger = self.arithmetic.first_operation_of(max(sequences))
-            node.end_after = self.arithmetic.last_operation_of(min(sequences))
+            node.end_after = self.arithmetic.release_of(min(sequences))
         return node
 
     def _first_lives(self, nodes: list[_Node], slot: list[int], live: Live, moving: Moving) -> dict[int, int]:
@@ -253,7 +253,7 @@ class TapeArithmetic:
                     if index in moving:
                         end = max(end, self.group_stop[save.operation])
                     elif top < 0 or storage.birth < top or save.position == NO_HOOK:
-                        end = max(end, slot[arithmetic.last_operation_of(save.node)] + 1)
+                        end = max(end, slot[arithmetic.release_of(save.node)] + 1)
                 live(storage.bytes, birth, max(end, held.get(index, 0)), index)
         return held
 
@@ -267,7 +267,7 @@ class TapeArithmetic:
                 node.last_reads[index] = ends[self.group_start[k]] - 1 if given else at
         own: dict[int, int] = {}
         for index, save in node.saves:
-            own[index] = max(own.get(index, 0), slot[arithmetic.last_operation_of(save.node)] + 1)
+            own[index] = max(own.get(index, 0), slot[arithmetic.release_of(save.node)] + 1)
         for child in node.inner:
             # what is lent to a range inside is let go in the last replay that reads it, like what that computes
             for one in every([child]):
@@ -277,7 +277,7 @@ class TapeArithmetic:
             for k in range(child.range.start, child.range.stop):
                 for index, save in self._saved[k]:
                     if trace.storages[index].birth < child.range.start:
-                        own[index] = max(own.get(index, 0), slot[arithmetic.last_operation_of(save.node)] + 1)
+                        own[index] = max(own.get(index, 0), slot[arithmetic.release_of(save.node)] + 1)
         for k, first in node.slot_of.items():
             group_end = ends[self.group_start[k]]
             for index in arithmetic.made_by[k]:

@@ -101,9 +101,13 @@ class TraceArithmetic:
         self._falling = self._running_nodes()
         self._saves: list[list[Save]] = [[] for _ in range(self.forward_stop + 1)]
         """For each forward operation what its node saved."""
+        self._released: dict[int, int] = {}
         for storage in trace.storages:
             for save in storage.saved_by:
                 self._saves[save.operation].append(save)
+                if storage.death is not None and storage.death > self.forward_stop:
+                    last = min(storage.death - 1, self._released.get(save.node, storage.death))
+                    self._released[save.node] = last
         self.made_by: list[list[int]] = [[] for _ in range(self.forward_stop + 1)]
         self._static: list[tuple[int, int, int, int]] = []
         self.base_bytes = 0
@@ -130,6 +134,12 @@ class TraceArithmetic:
     def last_operation_of(self, node: int) -> int:
         """The last backward operation before any node below ``node`` runs; the forward's last if there is none."""
         return self.forward_stop + bisect_right(self._falling, -node) - 1
+
+    def release_of(self, node: int) -> int:
+        """The backward operation after which ``node`` lets go of what it saved: its last, or an earlier one if a tensor
+        that it saved was gone by then. Gradients that flow together are added after that, still in the node's name."""
+        last = self.last_operation_of(node)
+        return min(last, self._released.get(node, last))
 
     def last_save(self, start: int, stop: int) -> int:
         """Operations from ``start`` up to before this one must have run for all that nodes of the interval saved."""
@@ -180,7 +190,7 @@ class TraceArithmetic:
         sequences = [save.node for save in saves] + [save.node for child in every(inner) for save in child.saves]
         if sequences:
             node.trigger = self.first_operation_of(max(sequences))
-            node.end_after = self.last_operation_of(min(sequences))
+            node.end_after = self.release_of(min(sequences))
             node.last = one.stop if inner else max(save.position for save in saves)
         return node
 
@@ -205,7 +215,7 @@ class TraceArithmetic:
                 end = self.dropped(index, slot)
                 for save in storage.saved_by:
                     if not inside[save.operation]:
-                        end = max(end, slot[self.last_operation_of(save.node)] + 1)
+                        end = max(end, slot[self.release_of(save.node)] + 1)
                     else:
                         end = max(end, innermost[save.operation])
                 live(storage.bytes, birth, max(end, holders.get(index, 0)), index)
@@ -222,7 +232,7 @@ class TraceArithmetic:
                 continue
             within = [child for child in node.inner if child.range.start <= save.operation < child.range.stop]
             if not within:
-                end = max(end, slot[self.last_operation_of(save.node)] + 1)
+                end = max(end, slot[self.release_of(save.node)] + 1)
             elif index in within[0].range.holds:
                 end = max(end, self._argument_end(within[0], index, end, slot))
         return end
@@ -262,7 +272,7 @@ class TraceArithmetic:
                     if not node.range.start <= save.operation < node.range.stop:
                         continue
                     if not inside[save.operation]:
-                        end = max(end, slot[self.last_operation_of(save.node)] + 1)
+                        end = max(end, slot[self.release_of(save.node)] + 1)
                     else:
                         end = max(end, innermost[save.operation])
                 live(storage.bytes, first, max(end, holders.get(index, 0)), index)

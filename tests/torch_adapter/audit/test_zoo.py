@@ -70,7 +70,7 @@ def test_half_and_random(name):
     assert found.verdict == "EXACT", found
     profile = rt.profile(step, segments=model.segments)
     plan = with_options(profile, random.Random(name))
-    found = rt.audit(step, plan=plan, steps=STEPS, compare_torch=False)
+    found = rt.audit(step, plan=plan, steps=1, compare_torch=False)
     assert found.verdict == "EXACT", found
     wanted = sum(segment.option == RECOMPUTE for segment in plan.segments)
     assert sum(row.recomputed for row in found.segments) == wanted

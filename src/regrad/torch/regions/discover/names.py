@@ -50,6 +50,8 @@ class Reach:
         self._types: set[type] = set()
         self._made: set[type] = set()
         self._members: dict[str, list[Any]] = {}
+        self._called: set[str] = set()  # members that Python calls by itself
+        self._settled = (0, 0)
 
     def knows(self, cls: type) -> bool:
         """Whether :meth:`add_class` was called with ``cls``."""
@@ -88,6 +90,8 @@ class Reach:
             for name, value in tuple(vars(base).items()):
                 if isinstance(value, (FunctionType, staticmethod, classmethod, property, functools.cached_property)):
                     self._members.setdefault(name, []).append(value)
+                    if name == "forward" or (name.startswith("__") and name not in _NOT_RUN):
+                        self._called.add(name)
                 elif keeps_data and not (
                     name.startswith("__") or isinstance(value, (type, BuiltinFunctionType)) or hasattr(value, "__get__")
                 ):
@@ -96,17 +100,13 @@ class Reach:
 
     def settle(self) -> None:
         """Read the members whose names have come up: a method can only run if some code names it, or Python calls it."""
-        while True:
-            ready = [
-                name
-                for name in self._members
-                if name in self.names or name == "forward" or (name.startswith("__") and name not in _NOT_RUN)
-            ]
-            if not ready:
-                return
+        while (len(self.names), len(self._members)) != self._settled:
+            ready = [name for name in self._members if name in self.names or name in self._called]
             for name in ready:
                 for value in self._members.pop(name, ()):
                     self._add_member(value)
+            if not ready:
+                self._settled = len(self.names), len(self._members)
 
     def _add_member(self, value: Any) -> None:
         if isinstance(value, property):
