@@ -20,7 +20,7 @@ from regrad.core.state import JOURNAL, READ_SET, SNAPSHOT
 from regrad.planners import Optimal, RecomputeAll
 from regrad.planners.advice import Why
 from regrad.torch import recompute
-from regrad.torch.describe import Found
+from regrad.torch.describe import Found, describe
 from regrad.torch.execute import LOG, planned_calls
 from regrad.torch.measure import measure_peak
 from regrad.torch.profile import Profile
@@ -267,3 +267,41 @@ def test_parameters_that_are_written_are_charged_however_small() -> None:
     rt.apply(step.model, plan)
     measured = measure_peak(step).peak_bytes
     assert measured <= plan.predicted_peak_bytes <= 1.005 * measured
+
+
+class Averaged(nn.Module):
+    """A layer and the running mean of its weights, 1 MiB that it alone reads and writes, beside rows that all write."""
+
+    def __init__(self, rows: nn.Module, times: int) -> None:
+        super().__init__()
+        self.rows, self.times = rows, times
+        self.layer, self.mean = nn.Linear(512, 512), nn.Linear(512, 512).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.mean.weight.mul_(0.9).add_(0.1 * self.layer.weight)
+            self.rows.weight[:4] += 0.1
+        h = torch.tanh(self.layer(x) + self.mean(x) + self.rows.weight[0].clone())
+        return h + h.detach().repeat(1, self.times).mean()
+
+
+@pytest.mark.memory
+def test_a_kept_segment_copies_no_state_that_nobody_goes_back_to():
+    torch.manual_seed(0)
+    rows = nn.Linear(512, 4096).requires_grad_(False)
+    model = nn.Sequential(*(Averaged(rows, times) for times in (1, 1, 1, 128)))  # the last has the peak in its forward
+    step = rt.Step(model, torch.randn(64, 512), loss=lambda model, x: model(x).square().mean())
+    profile = rt.profile(step)
+    segments = profile.chain.segments
+    options = tuple(RECOMPUTE if segment.name == "0" else KEEP for segment in segments)
+    assert options.count(RECOMPUTE) == 1
+    found = Found(options, profile.levels(options))
+    plan = describe(profile, found, budget_bytes=ROOMY, least_bytes=0, planner="by hand", notes=())
+    eager = copy.deepcopy(step)
+    rt.apply(model, plan)
+    for one in (step, eager):
+        for _ in range(3):  # the first tells the engine how much each segment writes
+            one()
+    assert same([*model.state_dict().values()], [*eager.model.state_dict().values()])
+    measured = measure_peak(step).peak_bytes
+    assert measured <= plan.predicted_peak_bytes <= measured + (64 << 10)

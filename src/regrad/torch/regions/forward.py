@@ -190,8 +190,7 @@ class Forward:
                     log.add(entry.epoch, storage, entry.own[storage][0])
         for tensor, key in zip(entry.watched, entry.keys, strict=True):
             if key is not None and self._engine(key) == SNAPSHOT and key not in self.logged | entry.owns:
-                self.logged.add(key)
-                log.add(entry.epoch, key, Old(tensor, whole=True))
+                self._log_whole(key, tensor)
         if self.settings.engine == "guarded":
             entry.owed = [
                 (tensor, digest(tensor))
@@ -200,8 +199,13 @@ class Forward:
             ]
         for key, tensor in entry.hidden.items():
             if key not in self.logged:
-                self.logged.add(key)
-                log.add(entry.epoch, key, Old(tensor, whole=True))
+                self._log_whole(key, tensor)
+
+    def _log_whole(self, key: int, tensor: torch.Tensor) -> None:
+        """Log a storage before it is overwritten, unless only this call could need it and it is not replayed."""
+        if not self.log_only or log.reached_before(self.entry.epoch, key):
+            self.logged.add(key)
+            log.add(self.entry.epoch, key, Old(tensor, whole=True))
 
     def run(self) -> Any:
         """Run the body and decide."""
