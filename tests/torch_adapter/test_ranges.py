@@ -47,7 +47,7 @@ def trained(step: rt.Step) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_exact_at_every_budget(name: str) -> None:
+def test_exact_and_at_its_price_at_every_budget(name: str) -> None:
     step = ZOO[name].make("small")
     start = copy.deepcopy(step)
     expected = trained(step)
@@ -67,21 +67,6 @@ def test_exact_at_every_budget(name: str) -> None:
             assert found[what] == value, f"{what} under {budget}"
         if plan.recomputed:
             assert replays(planned.model) - before >= STEPS - (name in LAZY)
-
-
-@pytest.mark.parametrize("name", ZOO)
-def test_the_measured_peak_is_the_predicted_one(name: str) -> None:
-    step = ZOO[name].make("small")
-    step()
-    step.clear_gradients()
-    profile = rt.profile(step)
-    for budget in ("75%", "50%", "min"):
-        try:
-            plan = rt.plan_profile(profile, budget)
-        except InfeasibleBudget:
-            continue
-        rt.apply(step.model, plan)
-        measured = measure_peak(step).peak_bytes
-        rt.remove(step.model)
+        measured = measure_peak(planned).peak_bytes
         assert measured <= plan.predicted_peak_bytes * 1.01
         assert abs(plan.predicted_peak_bytes / measured - 1) <= 0.02
