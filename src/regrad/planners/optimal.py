@@ -31,7 +31,6 @@ from regrad.planners.base import Planner, infeasible
 from regrad.planners.curve import Curve, make_curve
 
 MOST_SEGMENTS = 1_000
-MOST_CELLS = 100_000_000
 STEP_CELLS = 4_000  # what handling a span costs apart from its cells, in updates of cells
 FEASIBLE_SECONDS = 1e200  # a plan of unknown, finite seconds
 
@@ -51,7 +50,7 @@ class Optimal(Planner):
 
     max_points  the exact solver of one level stops at a staircase of more points than this, and the grid starts
     max_work    cell updates that a grid may spend before it takes a coarser unit (about 1 ns each)
-    most_work   cell updates that the nested grid may spend to keep its loss at 1 % (or 100 million cells, 0.8 GiB).
+    most_work   cell updates that the nested grid may spend to keep its loss at 1 %; so with ``most_cells``, 8 bytes each.
                 Where the whole curve takes more, it is solved up to the budget asked for, on a grid that loses at most
                 1 % of that budget; where even this takes more the status is LIMIT, with the best plan known
 
@@ -63,6 +62,7 @@ class Optimal(Planner):
     max_points: int = 20_000
     max_work: int = 300_000_000
     most_work: int = 6_000_000_000
+    most_cells: int = 100_000_000
 
     options = True
     rules = ("timeline",)
@@ -192,7 +192,7 @@ class Optimal(Planner):
     def _affords(self, extent: Extent, unit: int, top: int | None) -> bool:
         """Whether the grid can be solved with so many bytes above P, or to its end."""
         cells, work = extent.spread(top)
-        return cells // unit <= MOST_CELLS and work // unit <= self.most_work
+        return cells // unit <= self.most_cells and work // unit <= self.most_work
 
     def _reach(self, extent: Extent, unit: int) -> int | None:
         """The largest budget up to which the grid can be solved; None if not even its first plan is within that."""

@@ -14,8 +14,9 @@ from regrad.torch.tape_plan import spans_as_ranges
 if TYPE_CHECKING:
     from regrad.torch.profile import Profile
 
-NESTED = Optimal(nested=True, most_work=500_000_000)
-"""Solved for the whole curve: half a second where segments are all different, a blink where they are alike."""
+NESTED = Optimal(nested=True, max_work=5_000_000, most_work=500_000_000, most_cells=3_000_000)
+"""Solved for the whole curve on a coarse grid, for the trace prices its plans: a blink, and 24 MB at most, because planning
+may happen in a process that is short of memory."""
 _MOST_SEEDS = 24
 
 
