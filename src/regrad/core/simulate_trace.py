@@ -102,13 +102,13 @@ class TraceArithmetic:
         self._saves: list[list[Save]] = [[] for _ in range(self.forward_stop + 1)]
         """For each forward operation what its node saved."""
         self._released: dict[int, int] = {}
-        self._releases: dict[int, int] = {}
         for storage in trace.storages:
             for save in storage.saved_by:
                 self._saves[save.operation].append(save)
+                last = self._released.get(save.node, self.last_operation_of(save.node))
                 if storage.death is not None and storage.death > self.forward_stop:
-                    last = min(storage.death - 1, self._released.get(save.node, storage.death))
-                    self._released[save.node] = last
+                    last = min(last, storage.death - 1)
+                self._released[save.node] = last
         self.made_by: list[list[int]] = [[] for _ in range(self.forward_stop + 1)]
         self._static: list[tuple[int, int, int, int]] = []
         self.base_bytes = 0
@@ -139,11 +139,7 @@ class TraceArithmetic:
     def release_of(self, node: int) -> int:
         """The backward operation after which ``node`` lets go of what it saved: its last, or an earlier one if a tensor
         that it saved was gone by then. Gradients that flow together are added after that, still in the node's name."""
-        found = self._releases.get(node)
-        if found is None:
-            last = self.last_operation_of(node)
-            found = self._releases[node] = min(last, self._released.get(node, last))
-        return found
+        return self._released[node]
 
     def last_save(self, start: int, stop: int) -> int:
         """Operations from ``start`` up to before this one must have run for all that nodes of the interval saved."""
